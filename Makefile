@@ -1,0 +1,43 @@
+# Every target works from a fresh clone: the virtual environment is made on demand.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint types fmt check lock clean bench
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+$(STAMP): requirements.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+run: $(STAMP) ## start everything on an embedded PostgreSQL with sample data (PORT, DULY_DATA)
+	@exec $(BIN)/duly up
+
+test: check $(STAMP) ## linters, types, import contracts and every test that needs no outside server
+	@$(BIN)/python -m pytest -n 3 --dist worksteal
+
+check: $(STAMP) ## linters, types and import contracts only
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+fmt: $(STAMP) ## format and fix what can be fixed
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## measure duly against raw SQL in one run
+	@$(BIN)/python -m benchmarks
+
+lock: ## compile requirements.lock anew (needs uv)
+	uv pip compile pyproject.toml --group dev --extra embedded --generate-hashes \
+	  --no-emit-index-url --no-header --universal --python-version 3.11 -o requirements.lock
+
+clean: ## remove the virtual environment and caches; your data in .duly stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

@@ -1,0 +1,363 @@
+"""Connections, and the only COMMIT: every transaction of duly begins and ends in this file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import random
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, TypeVar, cast
+
+import asyncpg
+import psycopg
+import psycopg.conninfo
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from duly.errors import OutcomeUnknown, Unavailable
+from duly.settings import Settings
+
+Tx = AsyncSession
+"""What a service receives: a SQLAlchemy session inside a transaction that somebody else commits."""
+
+T = TypeVar("T")
+RETRYABLE_STATES = frozenset({"40001", "40P01"})
+CONFLICT_RETRIES = 3
+_PLACEHOLDER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
+_POKES = "duly_pokes"
+
+
+class Statement:
+    """One SQL text with ``:named`` values, callable on every kind of connection that duly supports."""
+
+    def __init__(self, sql: str) -> None:
+        self.sql = sql
+        self.names = list(dict.fromkeys(_PLACEHOLDER.findall(sql)))
+        self.text = text(sql)
+        numbers = {name: index for index, name in enumerate(self.names, 1)}
+        self.numbered = _PLACEHOLDER.sub(lambda found: f"${numbers[found[1]]}", sql)
+        self.percent = _PLACEHOLDER.sub(lambda found: f"%({found[1]})s", sql.replace("%", "%%"))
+
+    def args(self, values: Mapping[str, Any]) -> list[Any]:
+        """The values in the order of ``numbered``."""
+        return [values[name] for name in self.names]
+
+
+Row = Sequence[Any]
+
+
+async def fetch(tx: Any, statement: Statement, **values: Any) -> list[Row]:
+    """Run a statement on any asynchronous connection or session, and return its rows."""
+    if isinstance(tx, AsyncSession | AsyncConnection):
+        result = await tx.execute(statement.text, values)
+        return list(result.fetchall()) if result.returns_rows else []
+    if isinstance(tx, psycopg.AsyncConnection):
+        cursor = await tx.execute(statement.percent, values)
+        return list(await cursor.fetchall()) if cursor.description else []
+    if hasattr(tx, "fetchrow"):  # asyncpg's connection, or its pool's proxy of one
+        return list(await tx.fetch(statement.numbered, *statement.args(values)))
+    raise TypeError(
+        f"{type(tx).__name__} is not a transaction duly knows: pass an AsyncSession, an AsyncConnection, "
+        "an asyncpg or a psycopg connection (for a synchronous one, use duly.sync)"
+    )
+
+
+def fetch_sync(tx: Any, statement: Statement, **values: Any) -> list[Row]:
+    """Run a statement on a SQLAlchemy ``Session`` or ``Connection``, or on a psycopg connection."""
+    if isinstance(tx, psycopg.Connection):
+        cursor = tx.execute(statement.percent, values)
+        return list(cursor.fetchall()) if cursor.description else []
+    if hasattr(tx, "execute") and hasattr(tx, "get_bind"):
+        result = tx.execute(statement.text, values)
+        return list(result.fetchall()) if result.returns_rows else []
+    if hasattr(tx, "exec_driver_sql"):
+        result = tx.execute(statement.text, values)
+        return list(result.fetchall()) if result.returns_rows else []
+    raise TypeError(f"{type(tx).__name__} is not a synchronous transaction duly knows")
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """The five-character SQLSTATE of an error, however deeply it is wrapped."""
+    for cause in _causes(error):
+        for holder in (cause, getattr(cause, "orig", None)):
+            state = getattr(holder, "sqlstate", None)
+            if isinstance(state, str):
+                return state
+    return None
+
+
+def is_disconnect(error: BaseException) -> bool:
+    """Whether the error means that the database, or the way to it, is gone (as against a refusal)."""
+    state = sqlstate(error)
+    if state is not None:
+        return state[:2] in {"08", "57", "53"} and state not in {"57014"}
+    for cause in _causes(error):
+        if isinstance(cause, DBAPIError) and cause.connection_invalidated:
+            return True
+        if isinstance(cause, (OSError, TimeoutError, asyncpg.InterfaceError, psycopg.OperationalError, Unavailable)):
+            return True
+        if isinstance(cause, asyncpg.PostgresConnectionError):
+            return True
+    return False
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    for _ in range(10):
+        if seen is None:
+            return
+        yield seen
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+
+
+async def _decode_json(connection: Any) -> None:
+    for kind in ("json", "jsonb"):
+        await connection.set_type_codec(
+            kind, schema="pg_catalog", encoder=_as_json, decoder=load_json, format="text"
+        )
+
+
+def _as_json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+load_json = functools.partial(json.loads, parse_float=Decimal)
+
+
+class Database:
+    """One PostgreSQL: a pool of sessions for the callers, and single connections for the engine's duties."""
+
+    def __init__(self, dsn: str, *, settings: Settings | None = None, pool_size: int | None = None) -> None:
+        self.dsn = normal_dsn(dsn)
+        self.settings = settings or Settings()
+        size = pool_size or self.settings.pool_size
+        self.engine: AsyncEngine = create_async_engine(
+            "postgresql+asyncpg://",
+            async_creator=functools.partial(self.connect, application="duly"),
+            pool_size=size,
+            max_overflow=0,
+            pool_timeout=self.settings.connect_timeout_seconds,
+            pool_pre_ping=False,
+        )
+        self.pool_size = size
+        self._sync_engine: Engine | None = None
+        self._poker = Poker(self)
+
+    # -- transactions -------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, *, confirm: bool = False) -> AsyncIterator[Tx]:
+        """A session in one transaction: commits when the block ends, rolls back when it raises.
+
+        With ``confirm`` the transaction's id is asked for before COMMIT, so that a COMMIT whose reply is lost is
+        looked up afterwards instead of guessed; without it such a COMMIT raises ``OutcomeUnknown``.
+        """
+        session = AsyncSession(self.engine, expire_on_commit=False, autoflush=True)
+        try:
+            yield session
+            await self._commit(session, confirm=confirm)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                await asyncio.shield(session.close())
+            raise
+        await session.close()
+        self._poker.poke(session.info.pop(_POKES, ()))
+
+    async def _commit(self, session: AsyncSession, *, confirm: bool) -> None:
+        await session.flush()
+        xid = (await session.execute(_CURRENT_XACT)).scalar() if confirm else None
+        try:
+            await session.commit()
+        except Exception as error:
+            if not is_disconnect(error):
+                raise
+            if xid is not None and await self._committed(str(xid)):
+                return
+            if xid is not None:
+                raise Unavailable("the connection was lost before COMMIT took effect; nothing was written") from error
+            raise OutcomeUnknown(
+                "the connection was lost during COMMIT: it may or may not have happened; look before you repeat it"
+            ) from error
+
+    async def _committed(self, xid: str) -> bool:
+        """Whether a transaction whose COMMIT got no answer took effect; waits while it is still in progress."""
+        for attempt in range(40):
+            try:
+                connection = await self.connect(application="duly-resolve")
+                try:
+                    status = await connection.fetchval("SELECT pg_xact_status($1::text::xid8)", xid)
+                finally:
+                    await connection.close()
+            except Exception as error:
+                if not is_disconnect(error):
+                    raise
+                status = None
+            if status == "committed":
+                return True
+            if status == "aborted":
+                return False
+            await asyncio.sleep(min(0.05 * 2**attempt, 1.0))
+        raise OutcomeUnknown(f"the outcome of transaction {xid} could not be learned: the database stayed away")
+
+    async def run(self, work: Callable[[Tx], Awaitable[T]], *, confirm: bool = True) -> T:
+        """Run ``work`` in a transaction, again up to three times when it lost a deadlock or a serialization race."""
+        for attempt in range(CONFLICT_RETRIES + 1):
+            try:
+                async with self.transaction(confirm=confirm) as tx:
+                    return await work(tx)
+            except Exception as error:
+                if sqlstate(error) not in RETRYABLE_STATES or attempt == CONFLICT_RETRIES:
+                    raise
+                await asyncio.sleep(random.uniform(0.005, 0.02) * 2**attempt)  # noqa: S311 - jitter, not a secret
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    @contextlib.contextmanager
+    def transaction_sync(self) -> Iterator[Session]:
+        """The same for synchronous code, on psycopg."""
+        with Session(self.sync_engine, expire_on_commit=False) as session:
+            yield session
+            session.flush()
+            try:
+                session.commit()
+            except Exception as error:
+                if is_disconnect(error):
+                    raise OutcomeUnknown("the connection was lost during COMMIT") from error
+                raise
+            pokes = session.info.pop(_POKES, ())
+        self._poker.poke_threadsafe(pokes)
+
+    # -- connections --------------------------------------------------------------------------------------------
+
+    async def connect(self, *, application: str = "duly", statement_timeout_seconds: float | None = None) -> Any:
+        """A new asyncpg connection with bounded waits everywhere."""
+        timeout = statement_timeout_seconds or self.settings.statement_timeout_seconds
+        connection = await asyncpg.connect(
+            self.dsn or None,
+            timeout=self.settings.connect_timeout_seconds,
+            command_timeout=timeout + 5,
+            server_settings={
+                "application_name": application,
+                "duly.notify": "off",  # a commit through this file wakes the duties after it, not inside it
+                "statement_timeout": str(int(timeout * 1000)),
+                "idle_in_transaction_session_timeout": str(int(max(60.0, timeout) * 1000)),
+                "timezone": "UTC",
+            },
+        )
+        await _decode_json(connection)
+        return connection
+
+    @property
+    def sync_engine(self) -> Engine:
+        """A psycopg engine for synchronous handlers, made when first needed."""
+        if self._sync_engine is None:
+            self._sync_engine = create_engine(
+                "postgresql+psycopg://", creator=self._connect_sync, pool_size=self.pool_size, max_overflow=0
+            )
+        return self._sync_engine
+
+    def _connect_sync(self) -> psycopg.Connection[Any]:
+        timeout = int(self.settings.statement_timeout_seconds * 1000)
+        return psycopg.connect(
+            self.dsn,
+            connect_timeout=max(1, int(self.settings.connect_timeout_seconds)),
+            application_name="duly-sync",
+            options=f"-c duly.notify=off -c statement_timeout={timeout} -c timezone=UTC",
+        )
+
+    def poke(self, *channels: str) -> None:
+        """Wake the duties that wait for ``jobs``, ``outbox`` or ``schedules``, here and in other processes."""
+        self._poker.poke(channels)
+
+    async def close(self) -> None:
+        """Give back every connection."""
+        await self._poker.close()
+        await self.engine.dispose()
+        if self._sync_engine is not None:
+            self._sync_engine.dispose()
+
+
+_CURRENT_XACT = text("SELECT pg_current_xact_id_if_assigned()::text")
+
+
+def request_poke(tx: Any, channel: str) -> None:
+    """Remember, on a session that :class:`Database` commits, whom to wake after its COMMIT."""
+    info = getattr(tx, "info", None)
+    if isinstance(info, dict):
+        info.setdefault(_POKES, set()).add(channel)
+
+
+class Poker:
+    """Sends one coalesced NOTIFY after commits, on its own connection, so that no writer holds NOTIFY's global lock."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._wanted: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._connection: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._local: dict[str, set[asyncio.Event]] = {}
+
+    def poke(self, channels: Any) -> None:
+        """Ask for a wake-up; returns at once. A lost one costs a poll interval, nothing else."""
+        wanted = set(channels)
+        if not wanted:
+            return
+        self._loop = asyncio.get_running_loop()
+        self._wanted |= wanted
+        if self._task is None or self._task.done():
+            self._task = self._loop.create_task(self._send())
+
+    def poke_threadsafe(self, channels: Any) -> None:
+        """The same from a worker thread."""
+        if channels and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.poke, tuple(channels))
+
+    def adopt_loop(self) -> None:
+        """Remember the running loop, so that threads can wake it."""
+        self._loop = asyncio.get_running_loop()
+
+    async def _send(self) -> None:
+        while self._wanted:
+            wanted, self._wanted = self._wanted, set()
+            try:
+                if self._connection is None or self._connection.is_closed():
+                    self._connection = await self._db.connect(application="duly-notify")
+                    await self._connection.execute("SET synchronous_commit = off")
+                await self._connection.execute(_NOTIFY, sorted(wanted))
+            except Exception as error:
+                if not is_disconnect(error):
+                    raise
+                return  # polling finds the work
+
+    async def close(self) -> None:
+        """Finish what was asked for and hang up."""
+        if self._task is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._task, 2)
+        if self._connection is not None and not self._connection.is_closed():
+            with contextlib.suppress(Exception):
+                await self._connection.close(timeout=2)
+
+
+_NOTIFY = "SELECT pg_notify('duly', channel) FROM unnest($1::text[]) AS channel"
+
+
+def normal_dsn(dsn: str) -> str:
+    """A libpq address without SQLAlchemy's driver suffix."""
+    return re.sub(r"^postgres(ql)?(\+\w+)?://", "postgresql://", dsn.strip())
+
+
+def safe_dsn(dsn: str) -> str:
+    """The address without its password, for people to read."""
+    return re.sub(r"://([^:@/]+):[^@/]*@", r"://\1:***@", dsn)
+
+
+def as_list(value: Any) -> list[Any]:
+    """A typed shim for driver values that are lists."""
+    return cast(list[Any], value)

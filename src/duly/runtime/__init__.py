@@ -1,0 +1,1 @@
+"""What turns the engine's parts into running processes."""

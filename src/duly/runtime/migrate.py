@@ -1,0 +1,79 @@
+"""Brings a database to the schema this code was written for, and says when it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.pool import NullPool
+
+from duly.db import normal_dsn
+from duly.errors import Refused
+
+ENGINE_MIGRATIONS = Path(__file__).parents[1] / "migrations"
+ADVISORY_KEY = 0x64756C79  # "duly": one migration at a time
+LOCK_TIMEOUT = "5s"
+
+
+def migrate(dsn: str, target: str = "head", *, directory: Path = ENGINE_MIGRATIONS, table: str = "schema_version") -> None:
+    """Upgrade to ``target``; runs once even when many processes start together."""
+    with _connection(dsn) as connection:
+        connection.exec_driver_sql(f"SELECT pg_advisory_lock({ADVISORY_KEY:d})")
+        connection.exec_driver_sql("CREATE SCHEMA IF NOT EXISTS duly")
+        connection.exec_driver_sql(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
+        connection.commit()
+        command.upgrade(_config(connection, directory, table), target)
+
+
+def downgrade(
+    dsn: str, target: str = "base", *, directory: Path = ENGINE_MIGRATIONS, table: str = "schema_version"
+) -> None:
+    """Go back to an earlier schema."""
+    with _connection(dsn) as connection:
+        connection.exec_driver_sql(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
+        connection.commit()
+        command.downgrade(_config(connection, directory, table), target)
+
+
+def check_schema(dsn: str, *, directory: Path = ENGINE_MIGRATIONS, table: str = "schema_version") -> None:
+    """Refuse a schema that is older or newer than this code."""
+    with _connection(dsn) as connection:
+        present = MigrationContext.configure(
+            connection, opts={"version_table": table, "version_table_schema": "duly"}
+        ).get_current_revision()
+    scripts = ScriptDirectory(str(directory))
+    wanted = scripts.get_current_head()
+    if present == wanted:
+        return
+    if present is None:
+        raise Refused("the database has no duly schema yet: run `duly migrate`")
+    if present not in {script.revision for script in scripts.walk_revisions()}:
+        raise Refused(f"the database's schema ({present}) is newer than this code ({wanted}): upgrade duly")
+    raise Refused(f"the database's schema ({present}) is older than this code ({wanted}): run `duly migrate`")
+
+
+@contextmanager
+def _connection(dsn: str) -> Iterator[Connection]:
+    engine = create_engine(
+        "postgresql+psycopg://",
+        creator=lambda: psycopg.connect(normal_dsn(dsn), connect_timeout=10, application_name="duly-migrate"),
+        poolclass=NullPool,
+    )
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+def _config(connection: Connection, directory: Path, table: str) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(directory))
+    config.attributes["connection"] = connection
+    config.attributes["version_table"] = table
+    return config

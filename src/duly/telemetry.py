@@ -1,0 +1,114 @@
+"""Logs, metrics and traces: one vocabulary for every duty."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from uuid import UUID
+
+import structlog
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from prometheus_client import Counter, Gauge, Histogram
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+_tracer = trace.get_tracer("duly")
+
+JOBS_FINISHED = Counter("duly_jobs_finished_total", "Runs by how they ended", ["name", "outcome"])
+JOB_SECONDS = Histogram(
+    "duly_job_seconds",
+    "How long a handler ran",
+    ["name"],
+    buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 1800),
+)
+JOB_LATENESS_SECONDS = Histogram(
+    "duly_job_lateness_seconds",
+    "From the moment a job was due to the moment it was claimed",
+    ["name"],
+    buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 3600),
+)
+LEASES_LOST = Counter("duly_leases_lost_total", "Settlements refused because another worker held the job", ["name"])
+JOBS_RESCUED = Counter("duly_jobs_rescued_total", "Jobs taken over from a worker that died or stalled", ["name"])
+EVENTS_PUBLISHED = Counter("duly_events_published_total", "Events published", ["topic"])
+PUBLISH_FAILURES = Counter("duly_publish_failures_total", "Failed attempts to publish an event", ["topic"])
+OCCURRENCES_FIRED = Counter("duly_occurrences_fired_total", "Cron occurrences turned into jobs", ["name"])
+OCCURRENCES_MISSED = Counter("duly_occurrences_missed_total", "Cron occurrences found late", ["name"])
+DUTY_UP = Gauge("duly_duty_up", "1 while a duty does its work, 0 while it waits for the database", ["duty"])
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the work in progress comes from; written with every event and job it causes."""
+
+    correlation_id: UUID | None = None
+    causation_id: UUID | None = None
+    traceparent: str | None = None
+
+
+_origin: ContextVar[Origin] = ContextVar("duly_origin", default=Origin())
+
+
+def current_origin() -> Origin:
+    """The origin of whatever runs now, with the current span as its trace parent."""
+    origin = _origin.get()
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier)
+    traceparent = carrier.get("traceparent", origin.traceparent)
+    return Origin(origin.correlation_id, origin.causation_id, traceparent)
+
+
+@contextlib.contextmanager
+def originating(origin: Origin) -> Iterator[None]:
+    """Everything emitted or scheduled inside the block carries these ids."""
+    token = _origin.set(origin)
+    try:
+        yield
+    finally:
+        _origin.reset(token)
+
+
+@contextlib.contextmanager
+def span(name: str, *, kind: SpanKind, parent: str | None, attributes: Mapping[str, str | int]) -> Iterator[None]:
+    """A span that continues the trace of ``parent`` (a W3C traceparent), if there is one."""
+    context = _PROPAGATOR.extract({"traceparent": parent}) if parent else None
+    with _tracer.start_as_current_span(name, context=context, kind=kind, attributes=dict(attributes)):
+        yield
+
+
+def configure_logging(*, level: str = "info", style: str = "auto") -> None:
+    """JSON lines for machines, columns for a person at a terminal; the standard library's logs join in."""
+    console = style == "console" or (style == "auto" and sys.stderr.isatty())
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer(colors=True) if console else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for noisy in ("sqlalchemy.engine", "alembic", "uvicorn.access", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

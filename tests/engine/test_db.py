@@ -1,0 +1,19 @@
+"""The transaction boundary."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+
+from duly.db import Database
+
+
+async def test_a_block_that_ends_commits_and_one_that_raises_rolls_back(db: Database) -> None:
+    async with db.transaction() as tx:
+        await tx.execute(text("SELECT duly.schedule('A')"))
+    with pytest.raises(ZeroDivisionError):
+        async with db.transaction() as tx:
+            await tx.execute(text("SELECT duly.schedule('B')"))
+            _ = 1 / 0
+    async with db.transaction() as tx:
+        assert (await tx.execute(text("SELECT name FROM duly.jobs"))).scalars().all() == ["A"]
