@@ -9,8 +9,9 @@ import json
 import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import asyncpg
 import psycopg
@@ -21,7 +22,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.orm import Session
 
 from duly.errors import OutcomeUnknown, Unavailable
+from duly.ids import uuid7
 from duly.settings import Settings
+from duly.telemetry import Origin, current_origin
 
 Tx = AsyncSession
 """What a service receives: a SQLAlchemy session inside a transaction that somebody else commits."""
@@ -31,6 +34,7 @@ RETRYABLE_STATES = frozenset({"40001", "40P01"})
 CONFLICT_RETRIES = 3
 _PLACEHOLDER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _POKES = "duly_pokes"
+_CORRELATION = "duly_correlation_id"
 
 
 class Statement:
@@ -285,6 +289,15 @@ class Database:
 _CURRENT_XACT = text("SELECT pg_current_xact_id_if_assigned()::text")
 
 
+def origin_of(tx: Any) -> Origin:
+    """Where the work in this transaction comes from; without any origin, all of one session shares a fresh id."""
+    origin = current_origin()
+    info = getattr(tx, "info", None)
+    if origin.correlation_id is None and isinstance(info, dict):
+        return replace(origin, correlation_id=info.setdefault(_CORRELATION, uuid7()))
+    return origin
+
+
 def request_poke(tx: Any, channel: str) -> None:
     """Remember, on a session that :class:`Database` commits, whom to wake after its COMMIT."""
     info = getattr(tx, "info", None)
@@ -356,8 +369,3 @@ def normal_dsn(dsn: str) -> str:
 def safe_dsn(dsn: str) -> str:
     """The address without its password, for people to read."""
     return re.sub(r"://([^:@/]+):[^@/]*@", r"://\1:***@", dsn)
-
-
-def as_list(value: Any) -> list[Any]:
-    """A typed shim for driver values that are lists."""
-    return cast(list[Any], value)

@@ -27,6 +27,7 @@ class Settings(BaseSettings):
     pool_size: int = Field(default=10, ge=1, le=500)
     statement_timeout_seconds: float = Field(default=30.0, gt=0)
     connect_timeout_seconds: float = Field(default=5.0, gt=0)
+    allow_unsafe_database: bool = False  # for a server that may lose data, such as one of a test run
 
     concurrency: int = Field(default=10, ge=1, le=10_000)
     processes: int = Field(default=1, ge=1, le=256)

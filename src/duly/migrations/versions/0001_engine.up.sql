@@ -61,6 +61,7 @@ CREATE TABLE duly.outbox (
 CREATE INDEX outbox_ready ON duly.outbox (lane, seq) WHERE NOT parked AND failed_at IS NULL;
 -- Whatever holds back the later events of its own aggregate: backing off, failed, or itself held back.
 CREATE INDEX outbox_blockers ON duly.outbox (aggregate_id, seq) WHERE parked OR attempts > 0;
+CREATE INDEX outbox_retries ON duly.outbox (retry_at) WHERE attempts > 0 AND failed_at IS NULL;
 
 -- One relay at a time serves a lane; the lease is for transports that publish outside the transaction.
 CREATE TABLE duly.lanes (
@@ -145,6 +146,7 @@ CREATE TABLE duly.jobs (
     claimed_at       timestamptz,
     progress         text,
     lost_by          text,
+    lost_token       bigint,
     lost_claimed_at  timestamptz,
     CONSTRAINT jobs_is_named CHECK (name ~ '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$'),
     CONSTRAINT jobs_entity_is_short CHECK (length(entity_id) BETWEEN 1 AND 200),
@@ -215,7 +217,7 @@ CREATE TABLE duly.executions (
     correlation_id uuid,
     causation_id   uuid,
     CONSTRAINT executions_outcome_is_known CHECK (outcome IN
-        ('done', 'duplicate', 'retried', 'snoozed', 'cancelled', 'buried', 'lost'))
+        ('done', 'duplicate', 'retried', 'snoozed', 'cancelled', 'buried', 'lost', 'released'))
 ) PARTITION BY RANGE (completed_at);
 CREATE INDEX executions_job ON duly.executions (job_id);
 CREATE INDEX executions_name ON duly.executions (name, completed_at);
@@ -347,13 +349,16 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     moment timestamptz := duly.now();
+    correlation uuid := duly.uuid7(moment);
 BEGIN
     IF duly.wants_notify() THEN
         PERFORM pg_notify('duly', 'outbox');
     END IF;
     RETURN QUERY
     INSERT INTO duly.outbox (id, type, topic, aggregate_id, payload, headers, created_at)
-    SELECT duly.uuid7(moment), e.type, e.topic, e.aggregate_id, e.payload, e.header, moment
+    SELECT duly.uuid7(moment), e.type, e.topic, e.aggregate_id, e.payload,
+           CASE WHEN e.header ? 'correlation_id' THEN e.header
+                ELSE e.header || jsonb_build_object('correlation_id', correlation) END, moment
     FROM unnest(types, topics, aggregate_ids, payloads, headers)
          WITH ORDINALITY AS e(type, topic, aggregate_id, payload, header, place)
     ORDER BY e.place
@@ -400,7 +405,8 @@ BEGIN
                greatest(coalesce(n.run_at, moment) - moment, interval '0'),
                CASE WHEN on_conflict <> 'allow' THEN n.name || ' ' || n.entity_id END,
                schedule_many.priority, schedule_many.max_retries, schedule_many.backoff_seconds,
-               schedule_many.source, schedule_many.correlation_id, schedule_many.causation_id,
+               schedule_many.source, coalesce(schedule_many.correlation_id, duly.uuid7(moment)),
+               schedule_many.causation_id,
                schedule_many.traceparent
         FROM unnest(names, entity_ids, run_ats, payloads)
              WITH ORDINALITY AS n(name, entity_id, run_at, payload, place)

@@ -1,0 +1,201 @@
+"""The registry that an application makes: its jobs, its consumers, the schedules it starts out with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+
+from duly.db import Database, Statement, Tx, fetch
+from duly.errors import Invalid
+from duly.inbox.receive import JOB_PREFIX, Consumer, check_consumer
+from duly.jobs.handlers import DEFAULT_MAX_RETRIES, Handler, JobContext, read_signature
+from duly.jobs.outcomes import Done
+from duly.jobs.schedule import backoff_seconds
+from duly.messages import Event, check_name
+from duly.operate import maintenance
+from duly.schedules.cron import Cron
+from duly.schedules.edit import seed_schedule
+from duly.settings import Settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+CONSUMER_RETRIES = 5
+ADVISORY_KEY = 0x64756C7A
+
+REGISTER_CONSUMERS = Statement("""
+INSERT INTO duly.consumers (name, patterns, ordered, registered_at)
+SELECT c.name, string_to_array(c.patterns, ' '), c.ordered, duly.now()
+FROM unnest(CAST(:names AS text[]), CAST(:patterns AS text[]), CAST(:ordered AS boolean[])) AS c(name, patterns, ordered)
+ON CONFLICT (name) DO UPDATE SET patterns = excluded.patterns, ordered = excluded.ordered
+WHERE (duly.consumers.patterns, duly.consumers.ordered) IS DISTINCT FROM (excluded.patterns, excluded.ordered)
+""")
+LOCK_REGISTRATION = Statement("SELECT pg_advisory_xact_lock(CAST(:key AS bigint))")
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A schedule that is inserted when it is absent; afterwards the database decides."""
+
+    name: str
+    cron: Cron
+    max_retries: int
+    misfire: str
+    payload: Mapping[str, Any]
+
+
+@dataclass
+class Duly:
+    """What an application registers. Handlers know their name and what to do, and nothing of schedules."""
+
+    handlers: dict[str, Handler] = field(default_factory=dict)
+    seeds: list[Seed] = field(default_factory=list)
+    routers: list[APIRouter] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """The engine's own clean-up jobs come with every application."""
+        register_maintenance(self)
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        """The consumers among the handlers."""
+        return [handler for handler in self.handlers.values() if isinstance(handler, Consumer)]
+
+    def job(
+        self,
+        name: str,
+        *,
+        max_retries: int = DEFAULT_MAX_RETRIES,
+        backoff: Sequence[float | timedelta] | None = None,
+        timeout: float | timedelta | None = None,
+        limit: int | None = None,
+    ) -> Callable[[F], F]:
+        """Register a job. ``limit`` is how many of this name may run at once, in all processes together.
+
+        The function may be ``async def`` or ``def``. It may take a JobContext, and a transaction (``tx: Tx``): its
+        writes and the job's completion are then one commit. Without one, do calls to the outside.
+        """
+        check_name("job name", name)
+        if name.startswith(JOB_PREFIX) or len(name) > 100:
+            raise Invalid(f"{name!r} cannot name a job: at most 100 characters, and not starting with {JOB_PREFIX!r}")
+        if limit is not None and not 1 <= limit <= 10_000:
+            raise Invalid(f"job {name!r}: limit={limit}, give 1 to 10000")
+
+        def register(function: F) -> F:
+            asked = read_signature(function, argument_types=[JobContext], what=f"job {name!r}")
+            handler = Handler(
+                name, function, asked.tx_kind, asked.is_async, asked.takes_argument, max_retries,
+                backoff_seconds(backoff), _seconds(timeout), limit, tx_position=asked.tx_position,
+            )  # fmt: skip
+            self._add(handler)
+            return function
+
+        return register
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        on: str | Sequence[str],
+        ordered: bool = False,
+        batch: int = 1,
+        max_retries: int = CONSUMER_RETRIES,
+        backoff: Sequence[float | timedelta] | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> Callable[[F], F]:
+        """Register a consumer of the events whose type or topic matches ``on``.
+
+        ``ordered`` keeps the order within each aggregate: a later event waits for an earlier one, through retries and
+        until a dead letter is retried or discarded. ``batch`` gives the function a list of events in one transaction.
+        """
+        patterns = [on] if isinstance(on, str) else list(on)
+        check_consumer(name, patterns)
+        if not 1 <= batch <= 10_000:
+            raise Invalid(f"consumer {name!r}: batch={batch}, give 1 to 10000")
+
+        def register(function: F) -> F:
+            wanted = [list[Event], Sequence[Event]] if batch > 1 else [Event]
+            asked = read_signature(function, argument_types=wanted, what=f"consumer {name!r}")
+            if batch > 1 and asked.tx_kind.value == "none":
+                raise Invalid(f"consumer {name!r}: a batch is one transaction, so the function must take one (tx: Tx)")
+            handler = Consumer(
+                JOB_PREFIX + name, function, asked.tx_kind, asked.is_async, asked.takes_argument, max_retries,
+                backoff_seconds(backoff), _seconds(timeout), None, batch, asked.tx_position, name, patterns, ordered,
+            )  # fmt: skip
+            self._add(handler)
+            return function
+
+        return register
+
+    def cron(
+        self,
+        name: str,
+        expression: str,
+        *,
+        timezone: str = "UTC",
+        max_retries: int = DEFAULT_MAX_RETRIES,
+        misfire: str = "run_once",
+        payload: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Seed a schedule for the job ``name``: inserted if absent; after that, administrators edit it in the database."""
+        self.seeds.append(Seed(name, Cron(expression, timezone), max_retries, misfire, payload or {}))
+
+    def include_router(self, router: APIRouter) -> None:
+        """Serve these routes in ``duly api`` and ``duly up``."""
+        self.routers.append(router)
+
+    async def prepare(self, db: Database) -> None:
+        """Write down the consumers and seed the schedules; many processes may do so at once."""
+        async with db.transaction() as tx:
+            await fetch(tx, LOCK_REGISTRATION, key=ADVISORY_KEY)
+            await fetch(
+                tx, REGISTER_CONSUMERS,
+                names=[consumer.consumer for consumer in self.consumers],
+                patterns=[" ".join(consumer.patterns) for consumer in self.consumers],
+                ordered=[consumer.ordered for consumer in self.consumers],
+            )  # fmt: skip
+            for seed in self.seeds:
+                await seed_schedule(
+                    tx, name=seed.name, cron=seed.cron.expression, timezone=seed.cron.timezone,
+                    max_retries=seed.max_retries, misfire=seed.misfire, payload=seed.payload, actor="seed",
+                )  # fmt: skip
+
+    def _add(self, handler: Handler) -> None:
+        if handler.name in self.handlers:
+            raise Invalid(f"{handler.name!r} is registered twice: a name has one handler")
+        self.handlers[handler.name] = handler
+
+
+def register_maintenance(app: Duly) -> None:
+    """The engine's own schedules (seeded by its migration) need handlers like any other."""
+    settings = Settings()
+
+    @app.job("duly.create-partitions")
+    async def create_partitions(tx: Tx) -> Done:
+        return Done(await maintenance.create_partitions(tx))
+
+    @app.job("duly.drop-history")
+    async def drop_history(tx: Tx) -> Done:
+        return Done(
+            await maintenance.drop_history(
+                tx, events_days=settings.keep_events_days, executions_days=settings.keep_executions_days
+            )
+        )
+
+    @app.job("duly.forget-processed-events")
+    async def forget_processed_events(tx: Tx) -> Done:
+        return Done(await maintenance.forget_processed_events(tx, days=settings.keep_processed_days))
+
+    @app.job("duly.forget-dead-letters")
+    async def forget_dead_letters(tx: Tx) -> Done:
+        return Done(await maintenance.forget_dead_letters(tx, days=settings.keep_dead_letters_days))
+
+    @app.job("duly.forget-audit")
+    async def forget_audit(tx: Tx) -> Done:
+        return Done(await maintenance.forget_audit(tx, days=settings.keep_audit_days))
+
+
+def _seconds(timeout: float | timedelta | None) -> float | None:
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout

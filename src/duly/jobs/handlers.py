@@ -1,0 +1,236 @@
+"""Handlers: what a function asks for, and the context it is given."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from duly.errors import Invalid
+from duly.jobs.outcomes import Cancel, Done, Fail, Snooze
+
+DEFAULT_MAX_RETRIES = 3
+MAX_MESSAGE = 2_000
+
+
+class TxKind(Enum):
+    """Which transaction a handler asked for, by its annotation."""
+
+    NONE = "none"
+    SESSION = "AsyncSession"
+    CONNECTION = "AsyncConnection"
+    RAW = "asyncpg.Connection"
+    SYNC = "Session"
+
+
+_TX_KINDS: dict[Any, TxKind] = {
+    AsyncSession: TxKind.SESSION,
+    AsyncConnection: TxKind.CONNECTION,
+    asyncpg.Connection: TxKind.RAW,
+    Session: TxKind.SYNC,
+}
+
+
+@dataclass(slots=True)
+class Job:
+    """One job that this worker holds."""
+
+    id: int
+    name: str
+    entity_id: str | None
+    payload: dict[str, Any]
+    priority: int
+    run_at: datetime
+    due_at: datetime
+    original_delay: timedelta
+    retry_count: int
+    max_retries: int | None
+    backoff_seconds: list[int] | None
+    source: str
+    event_id: UUID | None
+    correlation_id: UUID | None
+    causation_id: UUID | None
+    traceparent: str | None
+    lease_token: int
+    claimed_at: datetime
+    lost_by: str | None
+    execution_id: UUID
+    claimed_mono: float
+    argument: Any = None
+    duplicate: bool = False
+
+
+class JobContext:
+    """What a handler knows of its run, and how it reports. Returning is success, raising is failure."""
+
+    __slots__ = ("_failure", "_job", "_message", "_progress", "started_at")
+
+    def __init__(self, job: Job, started_at: datetime, progress: Callable[[int, str], None]) -> None:
+        self._job = job
+        self._progress = progress
+        self._message: str | None = None
+        self._failure: str | None = None
+        self.started_at = started_at
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self._job.name
+
+    @property
+    def job_id(self) -> int:
+        """The queue's id of this job, the same through all its retries."""
+        return self._job.id
+
+    @property
+    def entity_id(self) -> str | None:
+        """What the job is about; None for a recurring one."""
+        return self._job.entity_id
+
+    @property
+    def execution_id(self) -> UUID:
+        """The id of this run; a good idempotency key for calls to the outside is ``job_id``, which retries share."""
+        return self._job.execution_id
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """What was given when it was scheduled."""
+        return self._job.payload
+
+    @property
+    def due_at(self) -> datetime:
+        """When it was first due: the cron occurrence, or the ``run_at`` of the timer."""
+        return self._job.due_at
+
+    @property
+    def late_by(self) -> timedelta:
+        """How long after its time this run started."""
+        return max(self.started_at - self._job.due_at, timedelta(0))
+
+    @property
+    def retry_count(self) -> int:
+        """How many runs failed before this one."""
+        return self._job.retry_count
+
+    @property
+    def correlation_id(self) -> UUID | None:
+        """The id that everything of one request or occurrence shares."""
+        return self._job.correlation_id
+
+    def report_success(self, message: str) -> None:
+        """A sentence for the history."""
+        self._message = message
+
+    def report_failure(self, error: str) -> None:
+        """The run failed although it returns: its writes are rolled back, and it is retried."""
+        self._failure = error
+
+    def report_progress(self, message: str) -> None:
+        """What a person sees while it runs; sent with the next heartbeat."""
+        self._progress(self._job.id, message[:MAX_MESSAGE])
+
+    def outcome(self, returned: Any) -> Done | Snooze | Cancel | Fail:
+        """What the run came to."""
+        if self._failure is not None:
+            raise ReportedFailure(self._failure)
+        if isinstance(returned, Done | Snooze | Cancel | Fail):
+            return returned
+        return Done(self._message)
+
+
+class ReportedFailure(Exception):
+    """A handler called ``report_failure``."""
+
+
+@dataclass
+class Handler:
+    """A function under a name, with what it asked for."""
+
+    name: str
+    function: Callable[..., Any]
+    tx_kind: TxKind = TxKind.NONE
+    is_async: bool = True
+    takes_argument: bool = True
+    max_retries: int = DEFAULT_MAX_RETRIES
+    backoff_seconds: list[int] | None = None
+    timeout_seconds: float | None = None
+    limit: int | None = None
+    batch: int = 1
+    tx_position: int = field(default=1)
+
+    def arguments(self, argument: Any, tx: Any) -> list[Any]:
+        """The positional arguments of one call."""
+        given = [argument] if self.takes_argument else []
+        if self.tx_kind is not TxKind.NONE:
+            given.insert(self.tx_position if self.takes_argument else 0, tx)
+        return given
+
+    async def load(self, connection: Any, jobs: Sequence[Job]) -> None:
+        """Fetch what the jobs of one claim need, in one statement; ordinary jobs need nothing."""
+
+    async def mark(self, tx: Any, jobs: Sequence[Job]) -> set[int]:
+        """Mark the jobs as handled inside their transaction; the ids of those that had been before."""
+        return set()
+
+    def mark_sync(self, tx: Any, jobs: Sequence[Job]) -> set[int]:
+        """The same on a synchronous session."""
+        return set()
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a function's parameters ask for."""
+
+    takes_argument: bool
+    tx_kind: TxKind
+    tx_position: int
+    is_async: bool
+
+
+def read_signature(function: Callable[..., Any], *, argument_types: Sequence[Any], what: str) -> Signature:
+    """Find out which parameter is the context (or event) and which the transaction; refuse what cannot be served."""
+    is_async = inspect.iscoroutinefunction(function)
+    hints = _hints(function)
+    argument: int | None = None
+    tx: tuple[int, TxKind] | None = None
+    for index, parameter in enumerate(inspect.signature(function).parameters.values()):
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY) or parameter.default is not parameter.empty:
+            continue
+        hint = hints.get(parameter.name)
+        kind = _TX_KINDS.get(typing.get_origin(hint) or hint)
+        if kind is None and hint is None and parameter.name in ("tx", "session"):
+            kind = TxKind.SESSION if is_async else TxKind.SYNC
+        if kind is not None and tx is None:
+            tx = (index, kind)
+        elif (hint is None or hint in argument_types or hint is Any) and argument is None:
+            argument = index
+        else:
+            raise Invalid(
+                f"{what}: the parameter {parameter.name!r} ({hint}) cannot be served; a handler takes "
+                f"{' or '.join(getattr(t, '__name__', str(t)) for t in argument_types)}, and a transaction "
+                "annotated Tx, AsyncConnection, asyncpg.Connection or (in a plain def) Session"
+            )
+    tx_kind = tx[1] if tx else TxKind.NONE
+    if tx and is_async == (tx_kind is TxKind.SYNC):
+        raise Invalid(
+            f"{what}: {'an async def takes Tx, not Session' if is_async else 'a plain def takes Session, not Tx'}"
+        )
+    return Signature(argument is not None, tx_kind, 0 if tx and argument is not None and tx[0] < argument else 1, is_async)
+
+
+def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError):  # names that exist only for the type checker
+        return {
+            name: hint for name, hint in getattr(function, "__annotations__", {}).items() if not isinstance(hint, str)
+        }

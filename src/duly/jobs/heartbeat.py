@@ -1,0 +1,142 @@
+"""Renews leases from a thread of its own, so that a blocked event loop does not lose the work it holds.
+
+A job past its time limit is not renewed: whatever hangs is taken over by another worker, and fenced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from duly.clock import monotonic
+from duly.db import Database, fetch, is_disconnect
+from duly.failpoints import failpoint
+from duly.jobs import sql
+from duly.jobs.handlers import Job
+
+log = structlog.get_logger("duly.heartbeat")
+MAX_RENEWED_AT_ONCE = 5_000
+
+
+@dataclass(slots=True)
+class Held:
+    """One lease of this process."""
+
+    job: Job
+    give_up_at: float
+    renewed_at: float
+    progress: str | None = None
+
+
+class Leases:
+    """What this process holds; written by the event loop, read by the heartbeat."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, job_id: int) -> bool:
+        return job_id in self._held
+
+    def add(self, job: Job, *, time_limit_seconds: float) -> None:
+        """Note a lease that was just taken."""
+        self._held[job.id] = Held(job, job.claimed_mono + time_limit_seconds, job.claimed_mono)
+
+    def restart(self, job: Job, *, time_limit_seconds: float) -> None:
+        """Its handler starts now: the time limit counts from here."""
+        held = self._held.get(job.id)
+        if held is not None:
+            held.give_up_at = monotonic() + time_limit_seconds
+
+    def drop(self, job: Job) -> None:
+        """Note that it is settled, or somebody else's."""
+        held = self._held.get(job.id)
+        if held is not None and held.job.lease_token == job.lease_token:
+            del self._held[job.id]
+
+    def progress(self, job_id: int, message: str) -> None:
+        """Keep a message for the next heartbeat."""
+        held = self._held.get(job_id)
+        if held is not None:
+            held.progress = message
+
+    def to_renew(self, *, older_than_seconds: float) -> list[Held]:
+        """Leases that have aged or have news, and whose handlers are within their time."""
+        now = monotonic()
+        due = [
+            held
+            for held in list(self._held.values())
+            if now < held.give_up_at and (held.progress is not None or now - held.renewed_at >= older_than_seconds)
+        ]
+        return due[:MAX_RENEWED_AT_ONCE]
+
+
+class Heartbeat:
+    """The thread. ``lost`` is called on the event loop for each job that another worker holds now."""
+
+    def __init__(self, db: Database, leases: Leases, *, lease_seconds: float, lost: Callable[[Job], None]) -> None:
+        self._db = db
+        self._leases = leases
+        self._lease_seconds = lease_seconds
+        self._lost = lost
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="duly-heartbeat", daemon=True)
+        self._loop = asyncio.get_running_loop()
+        self._connection: Any = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End, and wait for the thread."""
+        self._stop.set()
+        await asyncio.to_thread(self._thread.join, 5)
+
+    def _main(self) -> None:
+        asyncio.run(self._repeat())
+
+    async def _repeat(self) -> None:
+        interval = min(1.0, self._lease_seconds / 10)
+        try:
+            while not self._stop.wait(interval):
+                try:
+                    await self.beat()
+                except Exception as error:
+                    if not is_disconnect(error):
+                        log.exception("heartbeat_failed")
+                    self._connection = None
+        finally:
+            if self._connection is not None and not self._connection.is_closed():
+                self._connection.terminate()
+
+    async def beat(self) -> None:
+        """Renew what has aged by a third of the lease, and find out what was lost."""
+        held = self._leases.to_renew(older_than_seconds=self._lease_seconds / 3)
+        if not held:
+            return
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await self._db.connect(application="duly-heartbeat", statement_timeout_seconds=5)
+        failpoint("heartbeat.before")
+        began = monotonic()
+        ids = [one.job.id for one in held]
+        news = [one.progress for one in held]
+        await fetch(
+            self._connection, sql.RENEW_LEASES, ids=ids, tokens=[one.job.lease_token for one in held],
+            progress=news, lease_seconds=self._lease_seconds,
+        )  # fmt: skip
+        holders = {row[0]: row[1] for row in await fetch(self._connection, sql.READ_HOLDERS, ids=ids)}
+        failpoint("heartbeat.after")
+        for one, told in zip(held, news, strict=True):
+            one.renewed_at = began
+            if one.progress is told:
+                one.progress = None
+            if holders.get(one.job.id) != one.job.lease_token:
+                self._loop.call_soon_threadsafe(self._lost, one.job)

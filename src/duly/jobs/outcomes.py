@@ -1,0 +1,47 @@
+"""What a handler may return instead of finishing or raising."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from duly.errors import Invalid
+
+MAX_SNOOZE = timedelta(days=3650)
+
+
+@dataclass(frozen=True)
+class Done:
+    """It worked; the message goes into the history. Returning nothing means the same without one."""
+
+    message: str | None = None
+
+
+@dataclass(frozen=True)
+class Snooze:
+    """Not yet: run again after this long. It does not count as a retry."""
+
+    wait: timedelta
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a wait that is negative or endless."""
+        if not timedelta(0) <= self.wait <= MAX_SNOOZE:
+            raise Invalid(f"snooze for {self.wait}: give a wait between nothing and ten years")
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """It is no longer needed; the job ends here."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fail:
+    """It will never work: to the dead letters at once, whatever retries are left."""
+
+    reason: str
+
+
+Outcome = Done | Snooze | Cancel | Fail

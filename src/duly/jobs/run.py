@@ -1,0 +1,240 @@
+"""Runs one unit of work: the handler, its transaction, the inbox mark and the settlement in one commit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import structlog
+from opentelemetry.trace import SpanKind
+
+from duly.clock import monotonic
+from duly.db import CONFLICT_RETRIES, RETRYABLE_STATES, Database, fetch, sqlstate
+from duly.errors import LeaseLost, OutcomeUnknown
+from duly.failpoints import failpoint
+from duly.jobs import settle, sql
+from duly.jobs.handlers import Handler, Job, JobContext, TxKind
+from duly.jobs.outcomes import Done, Outcome
+from duly.jobs.settle import Settlement
+from duly.telemetry import Origin, originating, span
+
+log = structlog.get_logger("duly.run")
+
+
+class Runner:
+    """Turns claimed jobs into settlements. What it returns is still to be written; what it wrote itself is not."""
+
+    def __init__(
+        self, db: Database, *, worker: str, progress: Callable[[int, str], None], threads: ThreadPoolExecutor
+    ) -> None:
+        self._db = db
+        self._worker = worker
+        self._progress = progress
+        self._threads = threads
+
+    async def run(self, handler: Handler, jobs: Sequence[Job]) -> tuple[list[Settlement], list[Settlement]]:
+        """Run a unit; (settlements still to write, settlements already committed with the handler's writes)."""
+        first = jobs[0]
+        origin = Origin(first.correlation_id, first.event_id or first.execution_id, first.traceparent)
+        with (
+            originating(origin),
+            span(
+                f"run {handler.name}",
+                kind=SpanKind.CONSUMER,
+                parent=first.traceparent,
+                attributes={"duly.job.name": handler.name, "duly.job.id": first.id, "duly.jobs": len(jobs)},
+            ),
+        ):
+            if handler.batch > 1:
+                return await self._run_batch(handler, jobs)
+            return await self._run_single(handler, first)
+
+    # -- one job ------------------------------------------------------------------------------------------------
+
+    async def _run_single(self, handler: Handler, job: Job) -> tuple[list[Settlement], list[Settlement]]:
+        began = monotonic()
+        try:
+            if handler.tx_kind is TxKind.NONE:
+                return await self._run_without_tx(handler, job, began)
+            return [], [await self._attempt(handler, [job], began)]
+        except LeaseLost:
+            raise
+        except OutcomeUnknown:
+            return await self._look_up(job, began)
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything; retry.py decides what follows
+            return [settle.decide_failure(job, handler, error, monotonic() - began)], []
+
+    async def _run_without_tx(
+        self, handler: Handler, job: Job, began: float
+    ) -> tuple[list[Settlement], list[Settlement]]:
+        if job.duplicate:
+            return [Settlement(job, "duplicate", 0.0, "processed before")], []
+        argument = self._argument(job)
+        failpoint("worker.before_handler")
+        returned = await self._call(handler, handler.arguments(argument, None))
+        failpoint("worker.handler_done")
+        settlement = settle.decide(job, _outcome(argument, returned), monotonic() - began)
+        if job.event_id is None or settlement.outcome != "done":
+            return [settlement], []
+        async with self._db.transaction() as tx:  # the inbox row and the job's end: one commit
+            await handler.mark(tx, [job])
+            await self._settle(tx, [settlement])
+        return [], [settlement]
+
+    # -- in a transaction ---------------------------------------------------------------------------------------
+
+    async def _attempt(self, handler: Handler, jobs: Sequence[Job], began: float) -> Settlement:
+        settled = await self._in_one_commit(handler, jobs, began)
+        return settled[0]
+
+    async def _in_one_commit(self, handler: Handler, jobs: Sequence[Job], began: float) -> list[Settlement]:
+        """Inbox mark, handler and settlement in one transaction, again when it lost a deadlock."""
+        for attempt in range(CONFLICT_RETRIES + 1):
+            try:
+                if handler.tx_kind is TxKind.SYNC:
+                    return await asyncio.get_running_loop().run_in_executor(
+                        self._threads, self._commit_sync, handler, jobs, began
+                    )
+                return await self._commit_async(handler, jobs, began)
+            except Exception as error:
+                if sqlstate(error) not in RETRYABLE_STATES or attempt == CONFLICT_RETRIES:
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _commit_async(self, handler: Handler, jobs: Sequence[Job], began: float) -> list[Settlement]:
+        async with self._db.transaction() as tx:
+            seen = await handler.mark(tx, jobs)
+            failpoint("inbox.marked")
+            fresh = [job for job in jobs if job.id not in seen]
+            settlements = [Settlement(job, "duplicate", 0.0, "processed before") for job in jobs if job.id in seen]
+            if fresh:
+                async with self._handed(handler, tx) as handed:
+                    argument = self._arguments(handler, fresh)
+                    failpoint("worker.before_handler")
+                    returned = await self._call(handler, handler.arguments(argument, handed))
+                    failpoint("worker.handler_done")
+                outcome = _outcome(argument, returned)
+                settlements += [settle.decide(job, outcome, monotonic() - began) for job in fresh]
+            await self._settle(tx, settlements)
+            failpoint("worker.before_commit")
+        failpoint("worker.committed")
+        return settlements
+
+    def _commit_sync(self, handler: Handler, jobs: Sequence[Job], began: float) -> list[Settlement]:
+        with self._db.transaction_sync() as tx:
+            seen = handler.mark_sync(tx, jobs)
+            fresh = [job for job in jobs if job.id not in seen]
+            settlements = [Settlement(job, "duplicate", 0.0, "processed before") for job in jobs if job.id in seen]
+            if fresh:
+                argument = self._arguments(handler, fresh)
+                failpoint("worker.before_handler")
+                returned = handler.function(*handler.arguments(argument, tx))
+                failpoint("worker.handler_done")
+                outcome = _outcome(argument, returned)
+                settlements += [settle.decide(job, outcome, monotonic() - began) for job in fresh]
+            tx.flush()
+            settled = settle.write_sync(tx, settlements, worker=self._worker)
+            _check_all_ours(settlements, settled)
+            failpoint("worker.before_commit")
+        failpoint("worker.committed")
+        return settlements
+
+    async def _settle(self, tx: Any, settlements: Sequence[Settlement]) -> None:
+        await tx.flush()
+        failpoint("worker.before_settle")
+        settled = await settle.write(tx, settlements, worker=self._worker)
+        _check_all_ours(settlements, settled)
+
+    @contextlib.asynccontextmanager
+    async def _handed(self, handler: Handler, tx: Any) -> AsyncIterator[Any]:
+        """The transaction in the shape that the handler's annotation asks for."""
+        if handler.tx_kind is TxKind.SESSION:
+            yield tx
+            return
+        connection = await tx.connection()
+        if handler.tx_kind is TxKind.CONNECTION:
+            yield connection
+        else:
+            yield (await connection.get_raw_connection()).driver_connection
+
+    # -- many events in one transaction -------------------------------------------------------------------------
+
+    async def _run_batch(
+        self, handler: Handler, jobs: Sequence[Job]
+    ) -> tuple[list[Settlement], list[Settlement]]:
+        """One commit for all; when it fails, halves of it, until the poison one stands alone and fails by itself."""
+        open_: list[Settlement] = []
+        committed: list[Settlement] = []
+        parts: list[list[Job]] = [list(jobs)]
+        while parts:
+            part = parts.pop()
+            began = monotonic()
+            try:
+                committed += await self._in_one_commit(handler, part, began)
+            except LeaseLost as lost:
+                remaining = [job for job in part if job.id not in lost.args[1]]
+                if remaining:
+                    parts.append(remaining)
+            except OutcomeUnknown:
+                for job in part:
+                    more_open, more_committed = await self._look_up(job, began)
+                    open_ += more_open
+                    committed += more_committed
+            except Exception as error:  # noqa: BLE001 - a handler may raise anything
+                if len(part) == 1:
+                    open_.append(settle.decide_failure(part[0], handler, error, monotonic() - began))
+                else:
+                    log.info("batch_split", name=handler.name, size=len(part), error=type(error).__name__)
+                    middle = len(part) // 2
+                    parts += [part[middle:], part[:middle]]
+        return open_, committed
+
+    # -- helpers ------------------------------------------------------------------------------------------------
+
+    async def _call(self, handler: Handler, arguments: list[Any]) -> Any:
+        if handler.is_async:
+            return await handler.function(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, handler.function, *arguments)
+
+    def _arguments(self, handler: Handler, jobs: Sequence[Job]) -> Any:
+        if handler.batch > 1:
+            return [job.argument for job in jobs]
+        return self._argument(jobs[0])
+
+    def _argument(self, job: Job) -> Any:
+        if job.event_id is not None:
+            return job.argument
+        started = job.claimed_at + timedelta(seconds=monotonic() - job.claimed_mono)
+        return JobContext(job, started, self._progress)
+
+    async def _look_up(self, job: Job, began: float) -> tuple[list[Settlement], list[Settlement]]:
+        """COMMIT got no answer. The row itself knows: still ours means it did not happen, and waits while it might."""
+        connection = await self._db.connect(application="duly-resolve")
+        try:
+            still_held = await fetch(connection, sql.LOCK_HELD_JOB, id=job.id, token=job.lease_token)
+            if still_held:
+                log.warning("commit_lost", job_id=job.id, name=job.name)
+                return [Settlement(job, "released", monotonic() - began, "the connection was lost before COMMIT")], []
+            rows = await fetch(connection, sql.LOOK_UP_COMMIT, id=job.id, execution_id=job.execution_id)
+        finally:
+            await connection.close(timeout=2)
+        if not rows[0][0]:
+            raise LeaseLost(f"job {job.id} is another worker's now", {job.id})
+        log.info("commit_confirmed", job_id=job.id, name=job.name)
+        return [], [Settlement(job, "done", monotonic() - began)]
+
+
+def _outcome(argument: Any, returned: Any) -> Outcome:
+    if isinstance(argument, JobContext):
+        return argument.outcome(returned)
+    return returned if isinstance(returned, Outcome) else Done()
+
+
+def _check_all_ours(settlements: Sequence[Settlement], settled: set[int]) -> None:
+    lost = {settlement.job.id for settlement in settlements} - settled
+    if lost:
+        raise LeaseLost(f"{len(lost)} of {len(settlements)} jobs are another worker's now", lost)

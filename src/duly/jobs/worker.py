@@ -1,0 +1,417 @@
+"""The worker: claims what is due, runs it in a fixed number of slots, settles in batches; all three overlap."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from duly.clock import monotonic
+from duly.db import Database, fetch, is_disconnect
+from duly.duty import Cycle, Duty
+from duly.errors import LeaseLost
+from duly.failpoints import failpoint
+from duly.ids import uuid7
+from duly.jobs import settle, sql
+from duly.jobs.handlers import Handler, Job
+from duly.jobs.heartbeat import Heartbeat, Leases
+from duly.jobs.run import Runner
+from duly.jobs.settle import Settlement
+from duly.telemetry import JOB_LATENESS_SECONDS, JOB_SECONDS, JOBS_FINISHED, JOBS_RESCUED, LEASES_LOST
+from duly.wakeup import Wakeup, wait_for_any
+
+log = structlog.get_logger("duly.worker")
+CLAIM_BATCH = 500
+SETTLE_BATCH = 500
+RUN_ONCE_JOBS = 1_000
+PREFETCH_SECONDS = 0.05  # never hoard more than this much work
+ABANDON_AFTER_SECONDS = 5.0
+WATCH_SECONDS = 0.5
+
+
+@dataclass(eq=False)
+class Unit:
+    """What one slot runs at a time: one job, or many events of a batch consumer."""
+
+    handler: Handler
+    jobs: list[Job]
+    time_limit_seconds: float
+    task: asyncio.Task[None] | None = None
+    give_up_at: float = float("inf")
+    cancelled_because: str = ""
+
+
+class Worker(Duty):
+    """One process's share of the queue."""
+
+    name = "worker"
+    channel = "jobs"
+
+    def __init__(
+        self,
+        db: Database,
+        handlers: Mapping[str, Handler],
+        *,
+        wakeup: Wakeup | None = None,
+        concurrency: int | None = None,
+        lease_seconds: float | None = None,
+    ) -> None:
+        super().__init__(db, wakeup=wakeup)
+        settings = db.settings
+        self.handlers = dict(handlers)
+        self.concurrency = concurrency or settings.concurrency
+        self.lease_seconds = lease_seconds or settings.lease_seconds
+        self.time_limit_seconds = settings.job_timeout_seconds
+        self.poll_seconds = settings.poll_seconds
+        self.counts: dict[str, int] = {}
+        self._free_names = [name for name, handler in self.handlers.items() if handler.limit is None]
+        self._limited = [handler for handler in self.handlers.values() if handler.limit is not None]
+        self._buffer: deque[Unit] = deque()
+        self._buffered = asyncio.Event()
+        self._running: set[Unit] = set()
+        self._results: list[Settlement] = []
+        self._results_ready = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._leases = Leases()
+        self._mean_seconds = PREFETCH_SECONDS
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._started = False
+        self._draining = False
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until told to stop; then finish or release what is held."""
+        self._start()
+        try:
+            await super().run(stop)
+        finally:
+            await self._shut_down(self.db.settings.shutdown_grace_seconds)
+
+    async def run_once(self) -> Cycle:
+        """Claim what is due now, at most a thousand jobs, run it, settle it, and hang up."""
+        self._start()
+        claimed = 0
+        try:
+            await self._report_backlog()
+            while claimed < RUN_ONCE_JOBS:
+                cycle = await self.cycle()
+                claimed += cycle.done
+                if not cycle.done and not self._leases:
+                    break
+                if not cycle.done:
+                    self._woken.clear()
+                    await wait_for_any(self.poll_seconds, self._woken)
+            await self._until_idle(self.time_limit_seconds)
+        finally:
+            await self._shut_down(0)
+        return Cycle(claimed, facts={"claimed": claimed, **self.counts})
+
+    def _start(self) -> None:
+        if self._started:
+            return
+        self._started = True
+        self._draining = False
+        self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="duly-job")
+        self._runner = Runner(self.db, worker=self.identity, progress=self._leases.progress, threads=self._threads)
+        self._heartbeat = Heartbeat(self.db, self._leases, lease_seconds=self.lease_seconds, lost=self._lease_lost)
+        self._heartbeat.start()
+        spawn = asyncio.get_running_loop().create_task
+        self._tasks = [spawn(self._slot()) for _ in range(self.concurrency)]
+        self._tasks += [spawn(self._settle_forever()), spawn(self._watch())]
+
+    async def _shut_down(self, grace_seconds: float) -> None:
+        """Nothing new; what has not started goes back at once; what runs gets the grace, then goes back too."""
+        self._draining = True
+        unstarted = [job for unit in self._buffer for job in unit.jobs]
+        self._buffer.clear()
+        await self._release(unstarted)
+        await self._until_idle(grace_seconds)
+        for unit in list(self._running):
+            self._cancel(unit, "released")
+        await self._until_idle(ABANDON_AFTER_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._heartbeat.stop()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._started = False
+        await self.close()
+
+    async def _until_idle(self, seconds: float) -> None:
+        deadline = monotonic() + seconds
+        while self._leases and (left := deadline - monotonic()) > 0:
+            self._idle.clear()
+            await wait_for_any(min(left, 0.5), self._idle)
+
+    # -- claiming -----------------------------------------------------------------------------------------------
+
+    async def cycle(self) -> Cycle:
+        """Claim as much as there is room for, and hand it to the slots."""
+        room = self._room()
+        if room <= 0:
+            return Cycle(0, wait_seconds=None)
+        failpoint("worker.before_claim")
+        connection = await self.connection()
+        jobs = await self._claim(connection, room)
+        failpoint("worker.claimed")
+        if jobs:
+            await self._accept(connection, jobs)
+            return Cycle(len(jobs))
+        rows = await fetch(connection, sql.SECONDS_TO_NEXT_JOB, names=list(self.handlers))
+        return Cycle(0, wait_seconds=rows[0][0])
+
+    def _room(self) -> int:
+        """How many to claim now; none until half of what may be ahead is used up, so that claims stay large."""
+        ahead = min(CLAIM_BATCH, int(self.concurrency * PREFETCH_SECONDS / max(self._mean_seconds, 1e-5)))
+        room = self.concurrency + ahead - len(self._leases)
+        return room if room > ahead // 2 or not self._buffer else 0
+
+    async def _claim(self, connection: Any, room: int) -> list[Job]:
+        jobs: list[Job] = []
+        if self._free_names:
+            self._free_names.append(self._free_names.pop(0))  # every name gets its turn to be first
+            jobs = await self._claim_names(connection, self._free_names, room)
+        for handler in self._limited:
+            if len(jobs) < room:
+                jobs += await self._claim_limited(connection, handler, room - len(jobs))
+        jobs.sort(key=lambda job: (job.priority, job.run_at, job.id))
+        return jobs
+
+    async def _claim_names(self, connection: Any, names: Sequence[str], limit: int) -> list[Job]:
+        rows = await fetch(
+            connection, sql.CLAIM_JOBS, names=list(names), limit=limit, worker=self.identity,
+            lease_seconds=self.lease_seconds,
+        )  # fmt: skip
+        now = monotonic()
+        return [Job(*row, execution_id=uuid7(), claimed_mono=now) for row in rows]
+
+    async def _claim_limited(self, connection: Any, handler: Handler, room: int) -> list[Job]:
+        """A name that may run only so often at once, everywhere: its claims take turns, each job takes a slot."""
+        async with connection.transaction():
+            if not (await fetch(connection, sql.LOCK_LIMITED_NAME, name=handler.name))[0][0]:
+                return []
+            await fetch(connection, sql.FREE_LOST_SLOTS, name=handler.name)
+            rows = await fetch(connection, sql.COUNT_FREE_SLOTS, name=handler.name, slots=handler.limit)
+            jobs = await self._claim_names(connection, [handler.name], min(room, rows[0][0])) if rows[0][0] else []
+            if jobs:
+                ids = [job.id for job in jobs]
+                await fetch(connection, sql.TAKE_SLOTS, name=handler.name, slots=handler.limit, ids=ids)
+            return jobs
+
+    async def _accept(self, connection: Any, jobs: list[Job]) -> None:
+        by_name: dict[str, list[Job]] = {}
+        for job in jobs:
+            handler = self.handlers[job.name]
+            self._leases.add(job, time_limit_seconds=handler.timeout_seconds or self.time_limit_seconds)
+            JOB_LATENESS_SECONDS.labels(job.name).observe(max(0.0, (job.claimed_at - job.run_at).total_seconds()))
+            if job.lost_by is not None:
+                JOBS_RESCUED.labels(job.name).inc()
+                log.warning("job_taken_over", job_id=job.id, name=job.name, worker_lost=job.lost_by)
+            by_name.setdefault(job.name, []).append(job)
+        for name, some in by_name.items():
+            handler = self.handlers[name]
+            await handler.load(connection, some)
+            self._buffer.extend(self._units(handler, some))
+        self._buffered.set()
+
+    def _units(self, handler: Handler, jobs: list[Job]) -> Iterable[Unit]:
+        limit = handler.timeout_seconds or self.time_limit_seconds
+        ready: list[Job] = []
+        for job in jobs:
+            if (ended := settle.decide_takeover(job, handler)) or (ended := _event_missing(handler, job)):
+                self._finish([ended])
+            else:
+                ready.append(job)
+        for start in range(0, len(ready), handler.batch):
+            yield Unit(handler, ready[start : start + handler.batch], limit)
+
+    async def _report_backlog(self) -> None:
+        """After downtime: say how much waited, from when to when, before it is worked off, oldest first."""
+        rows = await fetch(await self.connection(), sql.COUNT_BACKLOG, names=list(self.handlers))
+        count, oldest, newest = rows[0]
+        if count:
+            log.warning("backlog_found", count=count, oldest=str(oldest), newest=str(newest))
+            self.counts["backlog"] = count
+
+    # -- running ------------------------------------------------------------------------------------------------
+
+    async def _slot(self) -> None:
+        while True:
+            while not self._buffer:
+                self._buffered.clear()
+                await self._buffered.wait()
+            unit = self._buffer.popleft()
+            await self._run_unit(unit)
+            if len(self._buffer) < self.concurrency:
+                self._woken.set()
+
+    async def _run_unit(self, unit: Unit) -> None:
+        unit.task = asyncio.current_task()
+        began = monotonic()
+        unit.give_up_at = began + unit.time_limit_seconds
+        for job in unit.jobs:
+            self._leases.restart(job, time_limit_seconds=unit.time_limit_seconds + ABANDON_AFTER_SECONDS)
+        self._running.add(unit)
+        try:
+            to_write, committed = await self._runner.run(unit.handler, unit.jobs)
+            self._finish(to_write)
+            for settlement in committed:
+                self._settled(settlement)
+        except LeaseLost:
+            self._forget(unit.jobs)
+        except asyncio.CancelledError:
+            if not unit.cancelled_because:
+                raise
+            if unit.task is not None and hasattr(unit.task, "uncancel"):
+                unit.task.uncancel()
+            self._interrupted(unit, monotonic() - began)
+        except Exception as error:
+            log.exception("unit_failed", name=unit.handler.name)
+            self._finish(
+                [settle.decide_failure(job, unit.handler, error, monotonic() - began) for job in unit.jobs]
+            )
+        finally:
+            self._running.discard(unit)
+            self._mean_seconds += 0.05 * ((monotonic() - began) / len(unit.jobs) - self._mean_seconds)
+
+    def _interrupted(self, unit: Unit, seconds: float) -> None:
+        if unit.cancelled_because == "lost":
+            self._forget(unit.jobs)
+        elif unit.cancelled_because == "released":
+            self._finish([Settlement(job, "released", seconds, "the worker stopped") for job in unit.jobs])
+        else:
+            error = TimeoutError(f"still running after {unit.time_limit_seconds:g} s")
+            self._finish([settle.decide_failure(job, unit.handler, error, seconds) for job in unit.jobs])
+
+    def _cancel(self, unit: Unit, because: str) -> None:
+        if unit.task is not None and not unit.cancelled_because:
+            unit.cancelled_because = because
+            unit.task.cancel()
+
+    async def _watch(self) -> None:
+        """Ends what runs too long; a handler that will not end keeps its slot no longer than a few seconds more."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            now = monotonic()
+            for unit in list(self._running):
+                if now >= unit.give_up_at + ABANDON_AFTER_SECONDS:
+                    self._abandon(unit)
+                elif now >= unit.give_up_at:
+                    self._cancel(unit, "timeout")
+
+    def _abandon(self, unit: Unit) -> None:
+        log.error("handler_abandoned", name=unit.handler.name, seconds=unit.time_limit_seconds)
+        self._running.discard(unit)
+        self._forget(unit.jobs)  # its lease runs out, another worker takes over, and what it still does is fenced
+        self._tasks.append(asyncio.get_running_loop().create_task(self._slot()))
+
+    def _lease_lost(self, job: Job) -> None:
+        """The heartbeat found another holder, or none: the handler is told to stop."""
+        if job.id not in self._leases:
+            return
+        for unit in list(self._running):
+            if len(unit.jobs) == 1 and unit.jobs[0] is job:
+                self._cancel(unit, "lost")
+        for unit in [unit for unit in self._buffer if job in unit.jobs]:
+            unit.jobs.remove(job)
+            if not unit.jobs:
+                self._buffer.remove(unit)
+            self._forget([job])
+
+    # -- settling -----------------------------------------------------------------------------------------------
+
+    def _finish(self, settlements: Sequence[Settlement]) -> None:
+        if settlements:
+            self._results.extend(settlements)
+            self._results_ready.set()
+
+    async def _settle_forever(self) -> None:
+        connection: Any = None
+        delay = 0.05
+        try:
+            while True:
+                await self._results_ready.wait()
+                batch = self._results[:SETTLE_BATCH]
+                try:
+                    if connection is None or connection.is_closed():
+                        connection = await self.db.connect(application="duly-settle")
+                    failpoint("worker.before_settle")
+                    await self._settle(connection, batch)
+                    failpoint("worker.settled")
+                    delay = 0.05
+                except Exception as error:
+                    if not is_disconnect(error):
+                        log.exception("settle_failed", jobs=len(batch))
+                    await asyncio.sleep(delay)  # the results are kept; the leases say for how long they are worth it
+                    delay = min(delay * 2, 2.0)
+                    continue
+                del self._results[: len(batch)]
+                if not self._results:
+                    self._results_ready.clear()
+                self._woken.set()
+        finally:
+            if connection is not None and not connection.is_closed():
+                connection.terminate()
+
+    async def _settle(self, connection: Any, batch: Sequence[Settlement]) -> None:
+        if all(settlement.outcome in ("done", "cancelled") for settlement in batch):
+            settled = await settle.write(connection, batch, worker=self.identity)
+        else:
+            async with connection.transaction():
+                settled = await settle.write(connection, batch, worker=self.identity)
+        for settlement in batch:
+            if settlement.job.id in settled:
+                self._settled(settlement)
+            else:
+                self._forget([settlement.job])
+
+    def _settled(self, settlement: Settlement) -> None:
+        job = settlement.job
+        self._leases.drop(job)
+        self.counts[settlement.outcome] = self.counts.get(settlement.outcome, 0) + 1
+        JOBS_FINISHED.labels(job.name, settlement.outcome).inc()
+        JOB_SECONDS.labels(job.name).observe(settlement.seconds)
+        if settlement.outcome in ("retried", "buried"):
+            log.warning(
+                f"job_{settlement.outcome}", job_id=job.id, name=job.name, retry_count=job.retry_count,
+                error=settlement.error_kind or (settlement.message or "").partition(":")[0],
+            )  # fmt: skip
+        else:
+            log.debug("job_settled", job_id=job.id, name=job.name, outcome=settlement.outcome)
+        if not self._leases:
+            self._idle.set()
+
+    def _forget(self, jobs: Sequence[Job]) -> None:
+        """Somebody else holds these now, or will; nothing of ours was written for them."""
+        for job in jobs:
+            self._leases.drop(job)
+            LEASES_LOST.labels(job.name).inc()
+            self.counts["lost"] = self.counts.get("lost", 0) + 1
+            log.warning("lease_lost", job_id=job.id, name=job.name)
+        if not self._leases:
+            self._idle.set()
+
+    async def _release(self, jobs: Sequence[Job]) -> None:
+        if not jobs:
+            return
+        with contextlib.suppress(Exception):  # the database may be why we stop; leases expire by themselves
+            ids, tokens = [job.id for job in jobs], [job.lease_token for job in jobs]
+            await fetch(await self.connection(), sql.RELEASE_JOBS, ids=ids, tokens=tokens)
+            failpoint("worker.released")
+            self.db.poke("jobs")
+        for job in jobs:
+            self._leases.drop(job)
+
+
+def _event_missing(handler: Handler, job: Job) -> Settlement | None:
+    if job.event_id is None or job.argument is not None:
+        return None
+    message = f"event {job.event_id} is no longer in the history"
+    return Settlement(job, "buried", 0.0, message, reason="event_missing", error_kind="EventMissing")

@@ -1,0 +1,222 @@
+"""Events: what they are, how they are written down, and how they look on the wire (CloudEvents 1.0)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any, ClassVar, TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from duly.errors import BadPayload, Invalid
+
+MAX_PAYLOAD_BYTES = 256 * 1024
+MAX_DEPTH = 32
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,199}")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+B = TypeVar("B", bound="EventBody")
+
+
+class EventBody(BaseModel):
+    """A typed event. The class declares what the envelope needs, the fields are the payload::
+
+        class OrderPlaced(EventBody, type="order.placed", topic="shop.orders", aggregate="order_id"):
+            order_id: str
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    event_type: ClassVar[str] = ""
+    event_topic: ClassVar[str] = ""
+    event_aggregate: ClassVar[str] = ""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **declared: Any) -> None:
+        """Take type, topic and aggregate from the class statement, and refuse what could never be emitted."""
+        super().__pydantic_init_subclass__()
+        if unknown := declared.keys() - {"type", "topic", "aggregate"}:
+            raise TypeError(f"{cls.__name__}: an event declares type, topic and aggregate, not {sorted(unknown)}")
+        cls.event_type = check_name("type", declared.get("type", cls.event_type))
+        cls.event_topic = check_name("topic", declared.get("topic", cls.event_topic))
+        cls.event_aggregate = declared.get("aggregate", cls.event_aggregate)
+        if cls.event_aggregate not in cls.model_fields:
+            raise TypeError(
+                f"{cls.__name__}: aggregate={cls.event_aggregate!r} must name one of its fields: "
+                f"{', '.join(cls.model_fields) or 'it has none'}"
+            )
+
+    def envelope(self) -> NewEvent:
+        """This event, ready to be emitted."""
+        return NewEvent(
+            type=self.event_type,
+            topic=self.event_topic,
+            aggregate_id=str(getattr(self, self.event_aggregate)),
+            payload=self.model_dump(mode="python"),
+        )
+
+
+@dataclass(frozen=True)
+class NewEvent:
+    """An event that is not written yet; for those who prefer plain values to a class of their own."""
+
+    type: str
+    topic: str
+    aggregate_id: str
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def envelope(self) -> NewEvent:
+        """Itself, after a look at its names."""
+        check_name("type", self.type)
+        check_name("topic", self.topic)
+        return self
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event as a consumer receives it."""
+
+    id: UUID
+    type: str
+    topic: str
+    aggregate_id: str
+    payload: dict[str, Any]
+    headers: dict[str, Any]
+    created_at: datetime
+
+    def body(self, kind: type[B]) -> B:
+        """The payload as the typed event it was; unknown fields are ignored, so producers may add some."""
+        try:
+            return kind.model_validate(self.payload)
+        except ValidationError as error:
+            places = "; ".join(f"{_path(e['loc'])}: {e['msg']}" for e in error.errors(include_input=False)[:5])
+            raise Invalid(f"event {self.id} is no {kind.__name__}: {places}") from None
+
+
+def to_cloudevent(event: Event, *, source: str = "/duly") -> dict[str, Any]:
+    """The CloudEvents 1.0 envelope, in structured JSON mode."""
+    envelope: dict[str, Any] = {
+        "specversion": "1.0",
+        "id": str(event.id),
+        "source": f"{source}/{event.topic}",
+        "type": event.type,
+        "subject": event.aggregate_id,
+        "time": event.created_at.isoformat(),
+        "datacontenttype": "application/json",
+        "partitionkey": event.aggregate_id,
+        "data": event.payload,
+    }
+    for header, attribute in _EXTENSIONS.items():
+        if event.headers.get(header):
+            envelope[attribute] = str(event.headers[header])
+    return envelope
+
+
+def from_cloudevent(envelope: Mapping[str, Any]) -> Event:
+    """The event inside a CloudEvents envelope of ours."""
+    try:
+        headers = {header: envelope[name] for header, name in _EXTENSIONS.items() if name in envelope}
+        return Event(
+            id=UUID(envelope["id"]),
+            type=envelope["type"],
+            topic=str(envelope["source"]).rpartition("/")[2],
+            aggregate_id=envelope["subject"],
+            payload=dict(envelope["data"]),
+            headers=headers,
+            created_at=datetime.fromisoformat(envelope["time"]),
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise Invalid(f"not a CloudEvents 1.0 envelope of an event: {error!r}") from None
+
+
+_EXTENSIONS = {"correlation_id": "correlationid", "causation_id": "causationid", "traceparent": "traceparent"}
+
+
+def check_name(what: str, name: str) -> str:
+    """A type, topic or job name that every part of the system can carry."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise Invalid(
+            f"{name!r} cannot be a {what}: use a letter, then up to 199 letters, digits or . _ : -, "
+            "for example 'order.placed'"
+        )
+    return name
+
+
+def encode_payload(payload: Mapping[str, Any], *, what: str = "payload") -> str:
+    """The payload as JSON text, or a BadPayload that says where it is wrong, in the caller's face."""
+    if isinstance(payload, BaseModel):
+        payload = payload.model_dump(mode="python")
+    if not isinstance(payload, Mapping):
+        raise BadPayload(f"the {what} must be an object (a mapping), not {type(payload).__name__}")
+    encoded = json.dumps(_plain(payload, "$", 0), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    if len(encoded) > MAX_PAYLOAD_BYTES or len(encoded.encode()) > MAX_PAYLOAD_BYTES:
+        raise BadPayload(
+            f"the {what} is larger than {MAX_PAYLOAD_BYTES} bytes: store the document elsewhere and send its reference"
+        )
+    return encoded
+
+
+def _plain(value: Any, path: str, depth: int) -> Any:
+    """The value in JSON's own types; exact, or refused."""
+    if depth > MAX_DEPTH:
+        raise BadPayload(f"{path[:80]}: nested deeper than {MAX_DEPTH} levels")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Enum):
+        return _plain(value.value, path, depth + 1)
+    if isinstance(value, str):
+        return _storable(value, path)
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise BadPayload(f"{path}: {value} is not a JSON number")
+        return value
+    if isinstance(value, Mapping):
+        return {_key(key, path): _plain(inner, f"{path}.{key}", depth + 1) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(inner, f"{path}[{index}]", depth + 1) for index, inner in enumerate(value)]
+    return _plain_scalar(value, path, depth)
+
+
+def _plain_scalar(value: Any, path: str, depth: int) -> Any:
+    if isinstance(value, Decimal):
+        if not value.is_finite():
+            raise BadPayload(f"{path}: {value} is not a number")
+        return str(value)
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise BadPayload(f"{path}: a datetime without a zone; use an aware one")
+        return value.isoformat()
+    if isinstance(value, date | time | UUID):
+        return value.isoformat() if not isinstance(value, UUID) else str(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, BaseModel):
+        return _plain(value.model_dump(mode="python"), path, depth)
+    raise BadPayload(f"{path}: {type(value).__name__} cannot be stored as JSON; convert it to text or a number")
+
+
+def _key(key: Any, path: str) -> str:
+    if not isinstance(key, str):
+        raise BadPayload(f"{path}: the key {key!r} is not text")
+    return _storable(key, path)
+
+
+def _storable(text: str, path: str) -> str:
+    if "\x00" in text:
+        raise BadPayload(f"{path}: text with a NUL character cannot be stored")
+    if _LONE_SURROGATE.search(text):
+        raise BadPayload(f"{path}: text with half a surrogate pair is not valid Unicode")
+    return text
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)

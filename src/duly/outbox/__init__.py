@@ -1,0 +1,1 @@
+"""Facts, written in the caller's transaction and relayed in order."""

@@ -1,0 +1,70 @@
+"""Writes events in the caller's own transaction: rolled back with it, never visible before it commits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from duly.db import Statement, fetch, fetch_sync, origin_of, request_poke
+from duly.errors import Invalid
+from duly.messages import EventBody, NewEvent, encode_payload
+from duly.telemetry import Origin
+
+MAX_EVENTS_AT_ONCE = 10_000
+
+EMIT = Statement("""
+SELECT duly.emit_many(CAST(:types AS text[]), CAST(:topics AS text[]), CAST(:aggregate_ids AS text[]),
+                      CAST(CAST(:payloads AS text[]) AS jsonb[]), CAST(CAST(:headers AS text[]) AS jsonb[]))
+""")
+
+
+async def emit(tx: Any, *events: EventBody | NewEvent) -> list[UUID]:
+    """Write events, in this order, and return their ids. One statement however many there are."""
+    values = _values(tx, events)
+    if not values:
+        return []
+    rows = await fetch(tx, EMIT, **values)
+    request_poke(tx, "outbox")
+    return [row[0] for row in rows]
+
+
+def emit_sync(tx: Any, *events: EventBody | NewEvent) -> list[UUID]:
+    """The same on a synchronous session or connection."""
+    values = _values(tx, events)
+    if not values:
+        return []
+    rows = fetch_sync(tx, EMIT, **values)
+    request_poke(tx, "outbox")
+    return [row[0] for row in rows]
+
+
+def _values(tx: Any, events: Sequence[EventBody | NewEvent]) -> dict[str, list[str]]:
+    if len(events) > MAX_EVENTS_AT_ONCE:
+        raise Invalid(f"{len(events)} events at once: emit at most {MAX_EVENTS_AT_ONCE} in one call")
+    if not events:
+        return {}
+    written = [event.envelope() for event in events]
+    origin = origin_of(tx)
+    return {
+        "types": [event.type for event in written],
+        "topics": [event.topic for event in written],
+        "aggregate_ids": [_aggregate(event) for event in written],
+        "payloads": [encode_payload(event.payload) for event in written],
+        "headers": [encode_payload(_headers(event, origin), what="headers") for event in written],
+    }
+
+
+def _aggregate(event: NewEvent) -> str:
+    if not isinstance(event.aggregate_id, str) or not 1 <= len(event.aggregate_id) <= 200 or "\x00" in event.aggregate_id:
+        raise Invalid(f"{event.type}: the aggregate id must be text of 1 to 200 characters")
+    return event.aggregate_id
+
+
+def _headers(event: NewEvent, origin: Origin) -> dict[str, str]:
+    known = {
+        "correlation_id": origin.correlation_id,
+        "causation_id": origin.causation_id,
+        "traceparent": origin.traceparent,
+    }
+    return {name: str(value) for name, value in known.items() if value is not None} | dict(event.headers)

@@ -1,0 +1,237 @@
+"""The relay: publishes pending events in order per aggregate, with any number of relays, through retries and crashes.
+
+Lanes (a hash of the aggregate id) are served by one relay at a time. On PostgreSQL alone, everything is one
+transaction: lock lanes, fetch, make the consumers' jobs, move the events to the history. With a broker the lanes are
+leased, the events sent between two transactions, and the second one checks the lease; a crash in between sends again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from opentelemetry.trace import SpanKind
+
+from duly.db import Database, fetch
+from duly.duty import Cycle, Duty
+from duly.failpoints import failpoint
+from duly.inbox.receive import JOB_PREFIX, as_event, matches
+from duly.messages import Event
+from duly.outbox import sql
+from duly.outbox.transports import Transport
+from duly.telemetry import EVENTS_PUBLISHED, PUBLISH_FAILURES, span
+from duly.wakeup import Wakeup
+
+log = structlog.get_logger("duly.relay")
+LANES = 64
+LANE_LEASE_SECONDS = 60.0
+PUBLISH_SECONDS = 30.0
+RECOUNT_CYCLES = 20
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An event that is to be published."""
+
+    seq: int
+    event: Event
+    lane: int
+    holds: bool  # later events of its aggregate are parked behind it
+
+
+class Relay(Duty):
+    """One relay. Several may run, here and elsewhere."""
+
+    name = "relay"
+    channel = "outbox"
+
+    def __init__(
+        self, db: Database, *, wakeup: Wakeup | None = None, batch: int | None = None, transport: Transport | None = None
+    ) -> None:
+        super().__init__(db, wakeup=wakeup)
+        self.batch = batch or db.settings.relay_batch
+        self.transport = transport
+        self.poll_seconds = min(db.settings.poll_seconds, 1.0)
+        self._cycles = 0
+        self._share = LANES
+
+    async def cycle(self) -> Cycle:
+        """Publish at most one batch."""
+        connection = await self.connection()
+        if self._cycles % RECOUNT_CYCLES == 0:  # lanes are shared evenly among the relays alive
+            relays = (await fetch(connection, sql.COUNT_RELAYS))[0][0]
+            self._share = -(-LANES // relays)
+            await fetch(connection, sql.UNPARK_STRAYS)
+        self._cycles += 1
+        if self.transport is None:
+            published, held = await self._publish_here(connection)
+            failed = 0
+        else:
+            published, failed, held = await self._publish_outside(connection, self.transport)
+        if published:
+            self.db.poke("jobs")
+        worked = published + failed + held
+        wait = None if worked else (await fetch(connection, sql.SECONDS_TO_NEXT_EVENT))[0][0]
+        return Cycle(worked, wait_seconds=wait, facts={"published": published, "failed": failed, "held": held})
+
+    # -- PostgreSQL is the transport ----------------------------------------------------------------------------
+
+    async def _publish_here(self, connection: Any) -> tuple[int, int]:
+        async with connection.transaction():
+            lanes = await self._lock_lanes(connection)
+            pending, held = await self._fetch(connection, lanes)
+            failpoint("relay.fetched")
+            await self._settle(connection, pending, held, [])
+            failpoint("relay.before_commit")
+        failpoint("relay.committed")
+        self._count(pending)
+        return len(pending), len(held)
+
+    # -- a broker is the transport ------------------------------------------------------------------------------
+
+    async def _publish_outside(self, connection: Any, transport: Transport) -> tuple[int, int, int]:
+        async with connection.transaction():
+            lanes = await self._lock_lanes(connection)
+            pending, held = await self._fetch(connection, lanes)
+            if not pending:
+                await self._settle(connection, [], held, [])
+                return 0, 0, len(held)
+            lanes = sorted({one.lane for one in pending})
+            token = (await fetch(connection, sql.NEXT_TOKEN))[0][0]
+            await fetch(
+                connection, sql.LEASE_LANES, lanes=lanes, token=token, relay=self.identity,
+                lease_seconds=LANE_LEASE_SECONDS,
+            )  # fmt: skip
+        failpoint("relay.fetched")
+        sent, failures = await self._send(transport, pending)
+        failpoint("relay.sent")
+        async with connection.transaction():
+            ours = {row[0] for row in await fetch(connection, sql.RELEASE_LANES, token=token)}
+            if ours != set(lanes):  # we were away for longer than the lease: another relay serves them now
+                log.warning("lanes_lost", lanes=len(set(lanes) - ours))
+                return 0, 0, 0
+            await self._settle(connection, sent, held, failures)
+            failpoint("relay.before_commit")
+        failpoint("relay.committed")
+        self._count(sent)
+        return len(sent), len(failures), len(held)
+
+    async def _send(
+        self, transport: Transport, pending: Sequence[Pending]
+    ) -> tuple[list[Pending], list[tuple[Pending, str]]]:
+        """In waves: one event of each aggregate at a time, and none after one that failed."""
+        queues: dict[str, list[Pending]] = {}
+        for one in pending:
+            queues.setdefault(one.event.aggregate_id, []).append(one)
+        sent: list[Pending] = []
+        failures: list[tuple[Pending, str]] = []
+        while queues:
+            wave = [queue.pop(0) for queue in queues.values()]
+            for one, error in zip(wave, await _publish(transport, wave), strict=True):
+                if error is None:
+                    sent.append(one)
+                else:
+                    failures.append((one, error))
+                    queues.pop(one.event.aggregate_id)
+            queues = {aggregate: queue for aggregate, queue in queues.items() if queue}
+        return sent, failures
+
+    # -- both ---------------------------------------------------------------------------------------------------
+
+    async def _lock_lanes(self, connection: Any) -> list[int]:
+        rows = await fetch(connection, sql.LOCK_LANES, turn=self._cycles, share=self._share)
+        return [row[0] for row in rows]
+
+    async def _fetch(self, connection: Any, lanes: Sequence[int]) -> tuple[list[Pending], list[int]]:
+        rows = await fetch(connection, sql.FETCH_EVENTS, lanes=lanes, batch=self.batch) if lanes else []
+        rows = sorted(rows, key=lambda row: row[0])
+        pending = [Pending(row[0], as_event(row[1:8]), row[8], row[10]) for row in rows if not row[9]]
+        return pending, [row[0] for row in rows if row[9]]
+
+    async def _settle(
+        self,
+        connection: Any,
+        published: Sequence[Pending],
+        held: Sequence[int],
+        failures: Sequence[tuple[Pending, str]],
+    ) -> None:
+        """Inside the caller's transaction: move what was published, note what failed, hold back what follows it."""
+        if published:
+            await self._move(connection, published)
+        if failures:
+            await self._fail(connection, failures)
+        if held:
+            await fetch(connection, sql.PARK_EVENTS, seqs=held)
+        if freed := [one.event.aggregate_id for one in published if one.holds]:
+            await fetch(connection, sql.UNPARK_AGGREGATES, aggregates=freed)
+
+    async def _move(self, connection: Any, published: Sequence[Pending]) -> None:
+        routes = _routes(published, await fetch(connection, sql.READ_CONSUMERS))
+        keys = [(JOB_PREFIX + name, aggregate) for _, name, ordered, aggregate in routes if ordered]
+        if keys:
+            names, aggregates = [name for name, _ in keys], [aggregate for _, aggregate in keys]
+            await fetch(connection, sql.LOCK_TAILS, names=names, keys=aggregates)
+            await fetch(connection, sql.LOCK_DEAD_TAILS, names=names, keys=aggregates)
+        with span(
+            "relay publish", kind=SpanKind.PRODUCER, parent=published[0].event.headers.get("traceparent"),
+            attributes={"duly.events": len(published)},
+        ):  # fmt: skip
+            await fetch(
+                connection, sql.PUBLISH_EVENTS,
+                seqs=[one.seq for one in published],
+                routed_seqs=[route[0] for route in routes],
+                consumers=[route[1] for route in routes],
+                ordered=[route[2] for route in routes],
+            )  # fmt: skip
+
+    async def _fail(self, connection: Any, failures: Sequence[tuple[Pending, str]]) -> None:
+        rows = await fetch(
+            connection, sql.FAIL_EVENTS, seqs=[one.seq for one, _ in failures],
+            errors=[error[:2000] for _, error in failures], attempts=self.db.settings.publish_attempts,
+        )  # fmt: skip
+        for event_id, topic, type_, attempts, is_final in rows:
+            PUBLISH_FAILURES.labels(topic).inc()
+            if is_final:
+                log.error("event_failed", event_id=str(event_id), topic=topic, attempts=attempts)
+                message = f"{type_} could not be published to {topic} in {attempts} attempts; its aggregate is held back"
+                await fetch(connection, sql.RAISE_ALERT, kind="event_failed", subject=str(event_id), message=message)
+            else:
+                log.warning("event_retried", event_id=str(event_id), topic=topic, attempts=attempts)
+
+    def _count(self, published: Sequence[Pending]) -> None:
+        for one in published:
+            EVENTS_PUBLISHED.labels(one.event.topic).inc()
+
+    async def close(self) -> None:
+        """Hang up on the database, and on the broker."""
+        await super().close()
+        if self.transport is not None:
+            await self.transport.close()
+
+
+async def _publish(transport: Transport, wave: Sequence[Pending]) -> Sequence[str | None]:
+    try:
+        async with asyncio.timeout(PUBLISH_SECONDS):
+            return await transport.publish([one.event for one in wave])
+    except Exception as error:  # noqa: BLE001 - whatever a broker's client raises is a failed attempt
+        return [f"{type(error).__name__}: {error}"] * len(wave)
+
+
+def _routes(
+    published: Sequence[Pending], consumers: Sequence[Sequence[Any]]
+) -> list[tuple[int, str, bool, str]]:
+    known: dict[tuple[str, str], list[tuple[str, bool]]] = {}
+    routes: list[tuple[int, str, bool, str]] = []
+    for one in published:
+        kind = (one.event.type, one.event.topic)
+        if kind not in known:
+            known[kind] = [
+                (name, ordered)
+                for name, patterns, ordered in consumers
+                if any(matches(pattern, type_=kind[0], topic=kind[1]) for pattern in patterns)
+            ]
+        routes += [(one.seq, name, ordered, one.event.aggregate_id) for name, ordered in known[kind]]
+    return routes
