@@ -28,7 +28,8 @@ ADVISORY_KEY = 0x64756C7A
 REGISTER_CONSUMERS = Statement("""
 INSERT INTO duly.consumers (name, patterns, ordered, registered_at)
 SELECT c.name, string_to_array(c.patterns, ' '), c.ordered, duly.now()
-FROM unnest(CAST(:names AS text[]), CAST(:patterns AS text[]), CAST(:ordered AS boolean[])) AS c(name, patterns, ordered)
+FROM unnest(CAST(:names AS text[]), CAST(:patterns AS text[]), CAST(:ordered AS boolean[]))
+     AS c(name, patterns, ordered)
 ON CONFLICT (name) DO UPDATE SET patterns = excluded.patterns, ordered = excluded.ordered
 WHERE (duly.consumers.patterns, duly.consumers.ordered) IS DISTINCT FROM (excluded.patterns, excluded.ordered)
 """)
@@ -139,7 +140,7 @@ class Duly:
         misfire: str = "run_once",
         payload: Mapping[str, Any] | None = None,
     ) -> None:
-        """Seed a schedule for the job ``name``: inserted if absent; after that, administrators edit it in the database."""
+        """Seed a schedule for the job ``name``: inserted if absent; afterwards it is edited in the database."""
         self.seeds.append(Seed(name, Cron(expression, timezone), max_retries, misfire, payload or {}))
 
     def include_router(self, router: APIRouter) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import asyncpg
 import psycopg
 import psycopg.conninfo
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Connection, CursorResult, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -60,7 +60,7 @@ async def fetch(tx: Any, statement: Statement, **values: Any) -> list[Row]:
     """Run a statement on any asynchronous connection or session, and return its rows."""
     if isinstance(tx, AsyncSession | AsyncConnection):
         result = await tx.execute(statement.text, values)
-        return list(result.fetchall()) if result.returns_rows else []
+        return list(result.fetchall()) if isinstance(result, CursorResult) and result.returns_rows else []
     if isinstance(tx, psycopg.AsyncConnection):
         cursor = await tx.execute(statement.percent, values)
         return list(await cursor.fetchall()) if cursor.description else []
@@ -77,12 +77,9 @@ def fetch_sync(tx: Any, statement: Statement, **values: Any) -> list[Row]:
     if isinstance(tx, psycopg.Connection):
         cursor = tx.execute(statement.percent, values)
         return list(cursor.fetchall()) if cursor.description else []
-    if hasattr(tx, "execute") and hasattr(tx, "get_bind"):
+    if isinstance(tx, Session | Connection):
         result = tx.execute(statement.text, values)
-        return list(result.fetchall()) if result.returns_rows else []
-    if hasattr(tx, "exec_driver_sql"):
-        result = tx.execute(statement.text, values)
-        return list(result.fetchall()) if result.returns_rows else []
+        return list(result.fetchall()) if isinstance(result, CursorResult) and result.returns_rows else []
     raise TypeError(f"{type(tx).__name__} is not a synchronous transaction duly knows")
 
 
@@ -111,6 +108,14 @@ def is_disconnect(error: BaseException) -> bool:
     return False
 
 
+def is_database_gone(error: BaseException) -> bool:
+    """Whether it was our own database that went away, and not, say, a partner's HTTP server."""
+    return is_disconnect(error) and any(
+        isinstance(cause, DBAPIError | asyncpg.PostgresError | asyncpg.InterfaceError | psycopg.Error | Unavailable)
+        for cause in _causes(error)
+    )
+
+
 def _causes(error: BaseException) -> Iterator[BaseException]:
     seen: BaseException | None = error
     for _ in range(10):
@@ -122,9 +127,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 async def _decode_json(connection: Any) -> None:
     for kind in ("json", "jsonb"):
-        await connection.set_type_codec(
-            kind, schema="pg_catalog", encoder=_as_json, decoder=load_json, format="text"
-        )
+        await connection.set_type_codec(kind, schema="pg_catalog", encoder=_as_json, decoder=load_json, format="text")
 
 
 def _as_json(value: Any) -> str:
@@ -151,7 +154,15 @@ class Database:
         )
         self.pool_size = size
         self._sync_engine: Engine | None = None
+        self._shares_poker = False
         self._poker = Poker(self)
+
+    def with_pool(self, size: int) -> Database:
+        """The same database through a pool of its own; it wakes duties through this one's connection."""
+        other = Database(self.dsn, settings=self.settings, pool_size=size)
+        other._poker = self._poker
+        other._shares_poker = True
+        return other
 
     # -- transactions -------------------------------------------------------------------------------------------
 
@@ -280,7 +291,8 @@ class Database:
 
     async def close(self) -> None:
         """Give back every connection."""
-        await self._poker.close()
+        if not self._shares_poker:
+            await self._poker.close()
         await self.engine.dispose()
         if self._sync_engine is not None:
             self._sync_engine.dispose()
@@ -314,7 +326,6 @@ class Poker:
         self._task: asyncio.Task[None] | None = None
         self._connection: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._local: dict[str, set[asyncio.Event]] = {}
 
     def poke(self, channels: Any) -> None:
         """Ask for a wake-up; returns at once. A lost one costs a poll interval, nothing else."""
@@ -330,10 +341,6 @@ class Poker:
         """The same from a worker thread."""
         if channels and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.poke, tuple(channels))
-
-    def adopt_loop(self) -> None:
-        """Remember the running loop, so that threads can wake it."""
-        self._loop = asyncio.get_running_loop()
 
     async def _send(self) -> None:
         while self._wanted:

@@ -21,14 +21,15 @@ MAX_DEPTH = 32
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,199}")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
+
 B = TypeVar("B", bound="EventBody")
 
 
 class EventBody(BaseModel):
     """A typed event. The class declares what the envelope needs, the fields are the payload::
 
-        class OrderPlaced(EventBody, type="order.placed", topic="shop.orders", aggregate="order_id"):
-            order_id: str
+    class OrderPlaced(EventBody, type="order.placed", topic="shop.orders", aggregate="order_id"):
+        order_id: str
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -79,6 +80,9 @@ class NewEvent:
         return self
 
 
+BodyClass = type[B]
+
+
 @dataclass(frozen=True)
 class Event:
     """An event as a consumer receives it."""
@@ -91,7 +95,7 @@ class Event:
     headers: dict[str, Any]
     created_at: datetime
 
-    def body(self, kind: type[B]) -> B:
+    def body(self, kind: BodyClass[B]) -> B:
         """The payload as the typed event it was; unknown fields are ignored, so producers may add some."""
         try:
             return kind.model_validate(self.payload)
@@ -151,11 +155,10 @@ def check_name(what: str, name: str) -> str:
 
 def encode_payload(payload: Mapping[str, Any], *, what: str = "payload") -> str:
     """The payload as JSON text, or a BadPayload that says where it is wrong, in the caller's face."""
-    if isinstance(payload, BaseModel):
-        payload = payload.model_dump(mode="python")
-    if not isinstance(payload, Mapping):
+    plain = _plain(payload, "$", 0)
+    if not isinstance(plain, dict):
         raise BadPayload(f"the {what} must be an object (a mapping), not {type(payload).__name__}")
-    encoded = json.dumps(_plain(payload, "$", 0), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    encoded = json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     if len(encoded) > MAX_PAYLOAD_BYTES or len(encoded.encode()) > MAX_PAYLOAD_BYTES:
         raise BadPayload(
             f"the {what} is larger than {MAX_PAYLOAD_BYTES} bytes: store the document elsewhere and send its reference"

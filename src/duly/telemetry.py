@@ -50,31 +50,69 @@ class Origin:
     traceparent: str | None = None
 
 
-_origin: ContextVar[Origin] = ContextVar("duly_origin", default=Origin())
+_NOWHERE = Origin()
+_origin: ContextVar[Origin] = ContextVar("duly_origin", default=_NOWHERE)
 
 
 def current_origin() -> Origin:
     """The origin of whatever runs now, with the current span as its trace parent."""
     origin = _origin.get()
+    if not tracing():
+        return origin
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier)
     traceparent = carrier.get("traceparent", origin.traceparent)
     return Origin(origin.correlation_id, origin.causation_id, traceparent)
 
 
-@contextlib.contextmanager
-def originating(origin: Origin) -> Iterator[None]:
+class originating:
     """Everything emitted or scheduled inside the block carries these ids."""
-    token = _origin.set(origin)
-    try:
-        yield
-    finally:
-        _origin.reset(token)
+
+    __slots__ = ("_origin", "_token")
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+
+    def __enter__(self) -> None:
+        self._token = _origin.set(self._origin)
+
+    def __exit__(self, *_: object) -> None:
+        _origin.reset(self._token)
+
+
+class JobMetrics:
+    """The metrics of one job name, looked up once."""
+
+    __slots__ = ("_finished", "lateness", "lost", "name", "rescued", "seconds")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.seconds = JOB_SECONDS.labels(name)
+        self.lateness = JOB_LATENESS_SECONDS.labels(name)
+        self.lost = LEASES_LOST.labels(name)
+        self.rescued = JOBS_RESCUED.labels(name)
+        self._finished: dict[str, Counter] = {}
+
+    def finished(self, outcome: str, seconds: float) -> None:
+        """Count one run."""
+        counter = self._finished.get(outcome)
+        if counter is None:
+            counter = self._finished[outcome] = JOBS_FINISHED.labels(self.name, outcome)
+        counter.inc()
+        self.seconds.observe(seconds)
+
+
+def tracing() -> bool:
+    """Whether anybody records spans; without an SDK they are not even made."""
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider)
 
 
 @contextlib.contextmanager
 def span(name: str, *, kind: SpanKind, parent: str | None, attributes: Mapping[str, str | int]) -> Iterator[None]:
     """A span that continues the trace of ``parent`` (a W3C traceparent), if there is one."""
+    if not tracing():
+        yield
+        return
     context = _PROPAGATOR.extract({"traceparent": parent}) if parent else None
     with _tracer.start_as_current_span(name, context=context, kind=kind, attributes=dict(attributes)):
         yield

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from duly.errors import Invalid
+from duly.ids import uuid7
 from duly.jobs.outcomes import Cancel, Done, Fail, Snooze
 
 DEFAULT_MAX_RETRIES = 3
@@ -67,6 +68,12 @@ class Job:
     claimed_mono: float
     argument: Any = None
     duplicate: bool = False
+
+
+def job_from(row: Sequence[Any], claimed_mono: float) -> Job:
+    """A job from what the claim returned, in the order of its columns."""
+    values: list[Any] = [*row, uuid7(), claimed_mono]
+    return Job(*values)
 
 
 class JobContext:
@@ -203,7 +210,10 @@ def read_signature(function: Callable[..., Any], *, argument_types: Sequence[Any
     argument: int | None = None
     tx: tuple[int, TxKind] | None = None
     for index, parameter in enumerate(inspect.signature(function).parameters.values()):
-        if parameter.kind in (parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY) or parameter.default is not parameter.empty:
+        if (
+            parameter.kind in (parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY)
+            or parameter.default is not parameter.empty
+        ):
             continue
         hint = hints.get(parameter.name)
         kind = _TX_KINDS.get(typing.get_origin(hint) or hint)
@@ -224,7 +234,9 @@ def read_signature(function: Callable[..., Any], *, argument_types: Sequence[Any
         raise Invalid(
             f"{what}: {'an async def takes Tx, not Session' if is_async else 'a plain def takes Session, not Tx'}"
         )
-    return Signature(argument is not None, tx_kind, 0 if tx and argument is not None and tx[0] < argument else 1, is_async)
+    return Signature(
+        argument is not None, tx_kind, 0 if tx and argument is not None and tx[0] < argument else 1, is_async
+    )
 
 
 def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:

@@ -45,6 +45,10 @@ class Leases:
     def __contains__(self, job_id: int) -> bool:
         return job_id in self._held
 
+    def ids(self) -> list[int]:
+        """The jobs held."""
+        return list(self._held)
+
     def add(self, job: Job, *, time_limit_seconds: float) -> None:
         """Note a lease that was just taken."""
         self._held[job.id] = Held(job, job.claimed_mono + time_limit_seconds, job.claimed_mono)

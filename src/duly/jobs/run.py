@@ -13,16 +13,17 @@ import structlog
 from opentelemetry.trace import SpanKind
 
 from duly.clock import monotonic
-from duly.db import CONFLICT_RETRIES, RETRYABLE_STATES, Database, fetch, sqlstate
+from duly.db import CONFLICT_RETRIES, RETRYABLE_STATES, Database, fetch, is_database_gone, sqlstate
 from duly.errors import LeaseLost, OutcomeUnknown
 from duly.failpoints import failpoint
 from duly.jobs import settle, sql
 from duly.jobs.handlers import Handler, Job, JobContext, TxKind
 from duly.jobs.outcomes import Done, Outcome
 from duly.jobs.settle import Settlement
-from duly.telemetry import Origin, originating, span
+from duly.telemetry import Origin, originating, span, tracing
 
 log = structlog.get_logger("duly.run")
+_AFTER_OUTAGE = timedelta(seconds=1)
 
 
 class Runner:
@@ -40,18 +41,21 @@ class Runner:
         """Run a unit; (settlements still to write, settlements already committed with the handler's writes)."""
         first = jobs[0]
         origin = Origin(first.correlation_id, first.event_id or first.execution_id, first.traceparent)
-        with (
-            originating(origin),
-            span(
-                f"run {handler.name}",
-                kind=SpanKind.CONSUMER,
-                parent=first.traceparent,
-                attributes={"duly.job.name": handler.name, "duly.job.id": first.id, "duly.jobs": len(jobs)},
-            ),
-        ):
-            if handler.batch > 1:
-                return await self._run_batch(handler, jobs)
-            return await self._run_single(handler, first)
+        with originating(origin):
+            if not tracing():
+                return await self._dispatch(handler, jobs)
+            attributes: dict[str, str | int] = {
+                "duly.job.name": handler.name,
+                "duly.job.id": first.id,
+                "duly.jobs": len(jobs),
+            }
+            with span(f"run {handler.name}", kind=SpanKind.CONSUMER, parent=first.traceparent, attributes=attributes):
+                return await self._dispatch(handler, jobs)
+
+    async def _dispatch(self, handler: Handler, jobs: Sequence[Job]) -> tuple[list[Settlement], list[Settlement]]:
+        if handler.batch > 1:
+            return await self._run_batch(handler, jobs)
+        return await self._run_single(handler, jobs[0])
 
     # -- one job ------------------------------------------------------------------------------------------------
 
@@ -66,7 +70,7 @@ class Runner:
         except OutcomeUnknown:
             return await self._look_up(job, began)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; retry.py decides what follows
-            return [settle.decide_failure(job, handler, error, monotonic() - began)], []
+            return [_failed(job, handler, error, monotonic() - began)], []
 
     async def _run_without_tx(
         self, handler: Handler, job: Job, began: float
@@ -163,9 +167,7 @@ class Runner:
 
     # -- many events in one transaction -------------------------------------------------------------------------
 
-    async def _run_batch(
-        self, handler: Handler, jobs: Sequence[Job]
-    ) -> tuple[list[Settlement], list[Settlement]]:
+    async def _run_batch(self, handler: Handler, jobs: Sequence[Job]) -> tuple[list[Settlement], list[Settlement]]:
         """One commit for all; when it fails, halves of it, until the poison one stands alone and fails by itself."""
         open_: list[Settlement] = []
         committed: list[Settlement] = []
@@ -186,7 +188,7 @@ class Runner:
                     committed += more_committed
             except Exception as error:  # noqa: BLE001 - a handler may raise anything
                 if len(part) == 1:
-                    open_.append(settle.decide_failure(part[0], handler, error, monotonic() - began))
+                    open_.append(_failed(part[0], handler, error, monotonic() - began))
                 else:
                     log.info("batch_split", name=handler.name, size=len(part), error=type(error).__name__)
                     middle = len(part) // 2
@@ -232,6 +234,14 @@ def _outcome(argument: Any, returned: Any) -> Outcome:
     if isinstance(argument, JobContext):
         return argument.outcome(returned)
     return returned if isinstance(returned, Outcome) else Done()
+
+
+def _failed(job: Job, handler: Handler, error: Exception, seconds: float) -> Settlement:
+    """A failure, unless our own database went away under the handler's transaction: that is nobody's attempt."""
+    if handler.tx_kind is not TxKind.NONE and is_database_gone(error):
+        log.warning("database_gone_under_handler", job_id=job.id, name=job.name)
+        return Settlement(job, "released", seconds, "the database went away; nothing was written", wait=_AFTER_OUTAGE)
+    return settle.decide_failure(job, handler, error, seconds)
 
 
 def _check_all_ours(settlements: Sequence[Settlement], settled: set[int]) -> None:

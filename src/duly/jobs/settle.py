@@ -34,9 +34,7 @@ def decide(job: Job, outcome: Outcome, seconds: float) -> Settlement:
     if isinstance(outcome, Cancel):
         return Settlement(job, "cancelled", seconds, _clip(outcome.reason))
     if isinstance(outcome, Fail):
-        return Settlement(
-            job, "buried", seconds, _clip(outcome.reason), reason="failed_for_good", error_kind="Fail"
-        )
+        return Settlement(job, "buried", seconds, _clip(outcome.reason), reason="failed_for_good", error_kind="Fail")
     return Settlement(job, "done", seconds, _clip(outcome.message) if isinstance(outcome, Done) else None)
 
 
@@ -118,5 +116,3 @@ def _clip(message: str | None) -> str | None:
     if message is None:
         return None
     return message.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()[:MAX_MESSAGE]
-
-

@@ -20,7 +20,8 @@ WITH claimed AS (
         lease_expires_at = clock_timestamp() + make_interval(secs => CAST(:lease_seconds AS float8)),
         leased_by = CAST(:worker AS text), claimed_at = duly.now(), unique_key = NULL, progress = NULL,
         retry_count = retry_count + (lease_token IS NOT NULL)::int,
-        lost_by = leased_by, lost_token = lease_token, lost_claimed_at = CASE WHEN lease_token IS NOT NULL THEN claimed_at END
+        lost_by = leased_by, lost_token = lease_token,
+        lost_claimed_at = CASE WHEN lease_token IS NOT NULL THEN claimed_at END
     WHERE id = ANY(ARRAY(
         SELECT picked.id
         FROM (SELECT n.name, p.priority
@@ -93,7 +94,8 @@ _HELD = "id = ANY(CAST(:ids AS bigint[])) AND (id, lease_token) IN (SELECT g.id,
 _LOG = """
     INSERT INTO duly.executions (execution_id, job_id, name, entity_id, source, started_at, completed_at, succeeded,
         outcome, message, retry_count, next_run_at, worker, lease_token, event_id, correlation_id, causation_id)
-    SELECT g.execution_id, s.id, s.name, s.entity_id, s.source, duly.now() - make_interval(secs => g.seconds), duly.now(),
+    SELECT g.execution_id, s.id, s.name, s.entity_id, s.source,
+           duly.now() - make_interval(secs => g.seconds), duly.now(),
            g.outcome IN ('done', 'duplicate', 'cancelled', 'snoozed'), g.outcome, g.message, s.ran_as, s.next_run_at,
            CAST(:worker AS text), g.token, s.event_id, s.correlation_id, s.causation_id
     FROM settled s JOIN given g ON g.id = s.id
@@ -118,8 +120,10 @@ POSTPONE_JOBS = Statement(
     + """, settled AS (
     UPDATE duly.jobs SET
         run_at = duly.now() + make_interval(secs => (SELECT g.wait_seconds FROM given g WHERE g.id = duly.jobs.id)),
-        waits = (SELECT CASE g.outcome WHEN 'retried' THEN 'retry' ELSE g.outcome END FROM given g WHERE g.id = duly.jobs.id),
-        last_error = coalesce((SELECT g.message FROM given g WHERE g.id = duly.jobs.id AND g.outcome = 'retried'), last_error),
+        waits = (SELECT CASE g.outcome WHEN 'retried' THEN 'retry' ELSE g.outcome END
+                 FROM given g WHERE g.id = duly.jobs.id),
+        last_error = coalesce((SELECT g.message FROM given g
+                               WHERE g.id = duly.jobs.id AND g.outcome = 'retried'), last_error),
         retry_count = retry_count + (SELECT (g.outcome = 'retried')::int FROM given g WHERE g.id = duly.jobs.id),
         snoozes = snoozes + (SELECT (g.outcome = 'snoozed')::int FROM given g WHERE g.id = duly.jobs.id),
         lease_token = NULL, lease_expires_at = NULL, leased_by = NULL, slot = NULL, progress = NULL
@@ -175,7 +179,8 @@ RETURNING id
 RENEW_LEASES = Statement("""
 UPDATE duly.jobs SET
     lease_expires_at = clock_timestamp() + make_interval(secs => CAST(:lease_seconds AS float8)),
-    progress = coalesce((SELECT g.progress FROM unnest(CAST(:ids AS bigint[]), CAST(:progress AS text[])) AS g(id, progress)
+    progress = coalesce((SELECT g.progress
+                         FROM unnest(CAST(:ids AS bigint[]), CAST(:progress AS text[])) AS g(id, progress)
                          WHERE g.id = duly.jobs.id), progress)
 WHERE id = ANY(ARRAY(SELECT id FROM duly.jobs WHERE id = ANY(CAST(:ids AS bigint[])) FOR UPDATE SKIP LOCKED))
   AND (id, lease_token) IN (SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:tokens AS bigint[])))
@@ -184,7 +189,8 @@ READ_HOLDERS = Statement("SELECT id, lease_token FROM duly.jobs WHERE id = ANY(C
 
 # After a COMMIT that got no answer: waits for the row if that COMMIT is still under way.
 LOOK_UP_COMMIT = Statement("""
-SELECT EXISTS (SELECT 1 FROM duly.executions WHERE job_id = CAST(:id AS bigint) AND execution_id = CAST(:execution_id AS uuid))
+SELECT EXISTS (SELECT 1 FROM duly.executions
+               WHERE job_id = CAST(:id AS bigint) AND execution_id = CAST(:execution_id AS uuid))
 """)
 LOCK_HELD_JOB = Statement("""
 SELECT id FROM duly.jobs WHERE id = CAST(:id AS bigint) AND lease_token = CAST(:token AS bigint) FOR UPDATE
@@ -199,4 +205,22 @@ CROSS JOIN LATERAL (
     WHERE j.name = n.name AND j.priority = p.priority AND j.run_at < duly.now() - interval '1 minute'
       AND j.lease_token IS NULL
     ORDER BY j.run_at LIMIT 1000) AS late
+""")
+
+# After a claim that got no answer. Scans the queue; happens once after a lost connection.
+RELEASE_UNKNOWN = Statement("""
+UPDATE duly.jobs SET lease_token = NULL, lease_expires_at = NULL, leased_by = NULL, slot = NULL, waits = 'released'
+WHERE leased_by = CAST(:worker AS text) AND NOT (id = ANY(CAST(:known AS bigint[])))
+""")
+
+# The distinct names in the queue by hopping along the index, not by reading it.
+FIND_UNKNOWN_NAMES = Statement("""
+WITH RECURSIVE hop AS (
+    (SELECT name FROM duly.jobs ORDER BY name LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.name FROM duly.jobs j WHERE j.name > hop.name ORDER BY j.name LIMIT 1)
+    FROM hop WHERE hop.name IS NOT NULL
+)
+SELECT hop.name, (SELECT count(*) FROM (SELECT 1 FROM duly.jobs j WHERE j.name = hop.name LIMIT 1000) AS capped)::int
+FROM hop WHERE hop.name IS NOT NULL AND NOT (hop.name = ANY(CAST(:names AS text[]))) LIMIT 100
 """)

@@ -17,13 +17,12 @@ from duly.db import Database, fetch, is_disconnect
 from duly.duty import Cycle, Duty
 from duly.errors import LeaseLost
 from duly.failpoints import failpoint
-from duly.ids import uuid7
 from duly.jobs import settle, sql
-from duly.jobs.handlers import Handler, Job
+from duly.jobs.handlers import Handler, Job, job_from
 from duly.jobs.heartbeat import Heartbeat, Leases
 from duly.jobs.run import Runner
 from duly.jobs.settle import Settlement
-from duly.telemetry import JOB_LATENESS_SECONDS, JOB_SECONDS, JOBS_FINISHED, JOBS_RESCUED, LEASES_LOST
+from duly.telemetry import JobMetrics
 from duly.wakeup import Wakeup, wait_for_any
 
 log = structlog.get_logger("duly.worker")
@@ -33,6 +32,7 @@ RUN_ONCE_JOBS = 1_000
 PREFETCH_SECONDS = 0.05  # never hoard more than this much work
 ABANDON_AFTER_SECONDS = 5.0
 WATCH_SECONDS = 0.5
+LOOK_AROUND_SECONDS = 60.0
 
 
 @dataclass(eq=False)
@@ -45,6 +45,7 @@ class Unit:
     task: asyncio.Task[None] | None = None
     give_up_at: float = float("inf")
     cancelled_because: str = ""
+    abandoned: bool = False
 
 
 class Worker(Duty):
@@ -72,6 +73,7 @@ class Worker(Duty):
         self.counts: dict[str, int] = {}
         self._free_names = [name for name, handler in self.handlers.items() if handler.limit is None]
         self._limited = [handler for handler in self.handlers.values() if handler.limit is not None]
+        self._metrics = {name: JobMetrics(name) for name in self.handlers}
         self._buffer: deque[Unit] = deque()
         self._buffered = asyncio.Event()
         self._running: set[Unit] = set()
@@ -82,7 +84,8 @@ class Worker(Duty):
         self._mean_seconds = PREFETCH_SECONDS
         self._tasks: list[asyncio.Task[Any]] = []
         self._started = False
-        self._draining = False
+        self._looked_around_at = float("-inf")
+        self._claim_unanswered = False
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -99,7 +102,6 @@ class Worker(Duty):
         self._start()
         claimed = 0
         try:
-            await self._report_backlog()
             while claimed < RUN_ONCE_JOBS:
                 cycle = await self.cycle()
                 claimed += cycle.done
@@ -117,9 +119,11 @@ class Worker(Duty):
         if self._started:
             return
         self._started = True
-        self._draining = False
         self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="duly-job")
-        self._runner = Runner(self.db, worker=self.identity, progress=self._leases.progress, threads=self._threads)
+        self._handler_db = self.db.with_pool(self.concurrency)
+        self._runner = Runner(
+            self._handler_db, worker=self.identity, progress=self._leases.progress, threads=self._threads
+        )
         self._heartbeat = Heartbeat(self.db, self._leases, lease_seconds=self.lease_seconds, lost=self._lease_lost)
         self._heartbeat.start()
         spawn = asyncio.get_running_loop().create_task
@@ -128,7 +132,6 @@ class Worker(Duty):
 
     async def _shut_down(self, grace_seconds: float) -> None:
         """Nothing new; what has not started goes back at once; what runs gets the grace, then goes back too."""
-        self._draining = True
         unstarted = [job for unit in self._buffer for job in unit.jobs]
         self._buffer.clear()
         await self._release(unstarted)
@@ -142,6 +145,7 @@ class Worker(Duty):
         await self._heartbeat.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._started = False
+        await self._handler_db.close()
         await self.close()
 
     async def _until_idle(self, seconds: float) -> None:
@@ -159,7 +163,10 @@ class Worker(Duty):
             return Cycle(0, wait_seconds=None)
         failpoint("worker.before_claim")
         connection = await self.connection()
+        await self._look_around(connection)
+        self._claim_unanswered = True
         jobs = await self._claim(connection, room)
+        self._claim_unanswered = False
         failpoint("worker.claimed")
         if jobs:
             await self._accept(connection, jobs)
@@ -190,7 +197,7 @@ class Worker(Duty):
             lease_seconds=self.lease_seconds,
         )  # fmt: skip
         now = monotonic()
-        return [Job(*row, execution_id=uuid7(), claimed_mono=now) for row in rows]
+        return [job_from(row, now) for row in rows]
 
     async def _claim_limited(self, connection: Any, handler: Handler, room: int) -> list[Job]:
         """A name that may run only so often at once, everywhere: its claims take turns, each job takes a slot."""
@@ -210,9 +217,9 @@ class Worker(Duty):
         for job in jobs:
             handler = self.handlers[job.name]
             self._leases.add(job, time_limit_seconds=handler.timeout_seconds or self.time_limit_seconds)
-            JOB_LATENESS_SECONDS.labels(job.name).observe(max(0.0, (job.claimed_at - job.run_at).total_seconds()))
+            self._metrics[job.name].lateness.observe(max(0.0, (job.claimed_at - job.run_at).total_seconds()))
             if job.lost_by is not None:
-                JOBS_RESCUED.labels(job.name).inc()
+                self._metrics[job.name].rescued.inc()
                 log.warning("job_taken_over", job_id=job.id, name=job.name, worker_lost=job.lost_by)
             by_name.setdefault(job.name, []).append(job)
         for name, some in by_name.items():
@@ -232,9 +239,23 @@ class Worker(Duty):
         for start in range(0, len(ready), handler.batch):
             yield Unit(handler, ready[start : start + handler.batch], limit)
 
-    async def _report_backlog(self) -> None:
+    async def _look_around(self, connection: Any) -> None:
+        """Now and then: jobs nobody here can run, and jobs we hold without knowing because a claim got no answer."""
+        if self._claim_unanswered:
+            known = list(self._leases.ids())
+            await fetch(connection, sql.RELEASE_UNKNOWN, worker=self.identity, known=known)
+            self._claim_unanswered = False
+        if monotonic() - self._looked_around_at < LOOK_AROUND_SECONDS:
+            return
+        if self._looked_around_at == float("-inf"):
+            await self._report_backlog(connection)
+        self._looked_around_at = monotonic()
+        for name, count in await fetch(connection, sql.FIND_UNKNOWN_NAMES, names=list(self.handlers)):
+            log.warning("no_handler", name=name, waiting=count, left_for="a worker that has one")
+
+    async def _report_backlog(self, connection: Any) -> None:
         """After downtime: say how much waited, from when to when, before it is worked off, oldest first."""
-        rows = await fetch(await self.connection(), sql.COUNT_BACKLOG, names=list(self.handlers))
+        rows = await fetch(connection, sql.COUNT_BACKLOG, names=list(self.handlers))
         count, oldest, newest = rows[0]
         if count:
             log.warning("backlog_found", count=count, oldest=str(oldest), newest=str(newest))
@@ -249,6 +270,8 @@ class Worker(Duty):
                 await self._buffered.wait()
             unit = self._buffer.popleft()
             await self._run_unit(unit)
+            if unit.abandoned:
+                return  # another slot took this one's place
             if len(self._buffer) < self.concurrency:
                 self._woken.set()
 
@@ -274,9 +297,7 @@ class Worker(Duty):
             self._interrupted(unit, monotonic() - began)
         except Exception as error:
             log.exception("unit_failed", name=unit.handler.name)
-            self._finish(
-                [settle.decide_failure(job, unit.handler, error, monotonic() - began) for job in unit.jobs]
-            )
+            self._finish([settle.decide_failure(job, unit.handler, error, monotonic() - began) for job in unit.jobs])
         finally:
             self._running.discard(unit)
             self._mean_seconds += 0.05 * ((monotonic() - began) / len(unit.jobs) - self._mean_seconds)
@@ -308,6 +329,7 @@ class Worker(Duty):
 
     def _abandon(self, unit: Unit) -> None:
         log.error("handler_abandoned", name=unit.handler.name, seconds=unit.time_limit_seconds)
+        unit.abandoned = True
         self._running.discard(unit)
         self._forget(unit.jobs)  # its lease runs out, another worker takes over, and what it still does is fenced
         self._tasks.append(asyncio.get_running_loop().create_task(self._slot()))
@@ -376,15 +398,12 @@ class Worker(Duty):
         job = settlement.job
         self._leases.drop(job)
         self.counts[settlement.outcome] = self.counts.get(settlement.outcome, 0) + 1
-        JOBS_FINISHED.labels(job.name, settlement.outcome).inc()
-        JOB_SECONDS.labels(job.name).observe(settlement.seconds)
+        self._metrics[job.name].finished(settlement.outcome, settlement.seconds)
         if settlement.outcome in ("retried", "buried"):
             log.warning(
                 f"job_{settlement.outcome}", job_id=job.id, name=job.name, retry_count=job.retry_count,
                 error=settlement.error_kind or (settlement.message or "").partition(":")[0],
             )  # fmt: skip
-        else:
-            log.debug("job_settled", job_id=job.id, name=job.name, outcome=settlement.outcome)
         if not self._leases:
             self._idle.set()
 
@@ -392,7 +411,7 @@ class Worker(Duty):
         """Somebody else holds these now, or will; nothing of ours was written for them."""
         for job in jobs:
             self._leases.drop(job)
-            LEASES_LOST.labels(job.name).inc()
+            self._metrics[job.name].lost.inc()
             self.counts["lost"] = self.counts.get("lost", 0) + 1
             log.warning("lease_lost", job_id=job.id, name=job.name)
         if not self._leases:

@@ -56,7 +56,11 @@ def _values(tx: Any, events: Sequence[EventBody | NewEvent]) -> dict[str, list[s
 
 
 def _aggregate(event: NewEvent) -> str:
-    if not isinstance(event.aggregate_id, str) or not 1 <= len(event.aggregate_id) <= 200 or "\x00" in event.aggregate_id:
+    if (
+        not isinstance(event.aggregate_id, str)
+        or not 1 <= len(event.aggregate_id) <= 200
+        or "\x00" in event.aggregate_id
+    ):
         raise Invalid(f"{event.type}: the aggregate id must be text of 1 to 200 characters")
     return event.aggregate_id
 

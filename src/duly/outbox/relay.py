@@ -49,7 +49,12 @@ class Relay(Duty):
     channel = "outbox"
 
     def __init__(
-        self, db: Database, *, wakeup: Wakeup | None = None, batch: int | None = None, transport: Transport | None = None
+        self,
+        db: Database,
+        *,
+        wakeup: Wakeup | None = None,
+        batch: int | None = None,
+        transport: Transport | None = None,
     ) -> None:
         super().__init__(db, wakeup=wakeup)
         self.batch = batch or db.settings.relay_batch
@@ -196,7 +201,9 @@ class Relay(Duty):
             PUBLISH_FAILURES.labels(topic).inc()
             if is_final:
                 log.error("event_failed", event_id=str(event_id), topic=topic, attempts=attempts)
-                message = f"{type_} could not be published to {topic} in {attempts} attempts; its aggregate is held back"
+                message = (
+                    f"{type_} could not be published to {topic} in {attempts} attempts; its aggregate is held back"
+                )
                 await fetch(connection, sql.RAISE_ALERT, kind="event_failed", subject=str(event_id), message=message)
             else:
                 log.warning("event_retried", event_id=str(event_id), topic=topic, attempts=attempts)
@@ -220,9 +227,7 @@ async def _publish(transport: Transport, wave: Sequence[Pending]) -> Sequence[st
         return [f"{type(error).__name__}: {error}"] * len(wave)
 
 
-def _routes(
-    published: Sequence[Pending], consumers: Sequence[Sequence[Any]]
-) -> list[tuple[int, str, bool, str]]:
+def _routes(published: Sequence[Pending], consumers: Sequence[Sequence[Any]]) -> list[tuple[int, str, bool, str]]:
     known: dict[tuple[str, str], list[tuple[str, bool]]] = {}
     routes: list[tuple[int, str, bool, str]] = []
     for one in published:

@@ -29,7 +29,8 @@ SELECT e.seq, e.id, e.type, e.topic, e.aggregate_id, e.payload, e.headers, e.cre
 FROM (SELECT lane FROM unnest(CAST(:lanes AS smallint[])) WITH ORDINALITY AS l(lane, place) ORDER BY place) AS mine
 CROSS JOIN LATERAL (
     SELECT o.*, EXISTS (SELECT 1 FROM duly.outbox b
-                        WHERE b.aggregate_id = o.aggregate_id AND b.seq < o.seq AND (b.parked OR b.attempts > 0)) AS held,
+                        WHERE b.aggregate_id = o.aggregate_id AND b.seq < o.seq
+                          AND (b.parked OR b.attempts > 0)) AS held,
            EXISTS (SELECT 1 FROM duly.outbox b WHERE b.aggregate_id = o.aggregate_id AND b.parked) AS holds
     FROM duly.outbox o
     WHERE o.lane = mine.lane AND NOT o.parked AND o.failed_at IS NULL
@@ -87,7 +88,8 @@ WITH moved AS (
     FROM routed r
     CROSS JOIN LATERAL (SELECT r.follows OR (r.order_key IS NOT NULL AND (
         EXISTS (SELECT 1 FROM duly.jobs j WHERE j.name = r.name AND j.order_key = r.order_key)
-        OR EXISTS (SELECT 1 FROM duly.dead_letters d WHERE d.name = r.name AND d.order_key = r.order_key))) AS behind) AS b
+        OR EXISTS (SELECT 1 FROM duly.dead_letters d
+                   WHERE d.name = r.name AND d.order_key = r.order_key))) AS behind) AS b
     ORDER BY r.seq, r.name
 )
 SELECT seq FROM moved
@@ -117,7 +119,8 @@ UPDATE duly.outbox SET parked = false
 WHERE seq = ANY(ARRAY(
     SELECT o.seq FROM duly.outbox o
     WHERE o.parked AND NOT EXISTS (SELECT 1 FROM duly.outbox b
-                                   WHERE b.aggregate_id = o.aggregate_id AND b.seq < o.seq AND (b.parked OR b.attempts > 0))
+                                   WHERE b.aggregate_id = o.aggregate_id AND b.seq < o.seq
+                                     AND (b.parked OR b.attempts > 0))
     ORDER BY o.seq LIMIT 1000))
 RETURNING seq
 """)
