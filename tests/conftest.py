@@ -1,45 +1,34 @@
-"""One embedded PostgreSQL for each test process, one fresh database for each test."""
+"""Short names for the fixtures that duly gives its users too."""
 
 from __future__ import annotations
-
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
 from duly.db import Database
 from duly.testing import BusinessClock, TestServer
 
+pytest_plugins = ["duly.testing.plugin"]
+
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[TestServer]:
-    """A PostgreSQL of this test process alone."""
-    directory = Path(tempfile.mkdtemp(prefix="duly-test-"))
-    made = TestServer(directory)
-    made.start()
-    yield made
-    made.stop()
-    shutil.rmtree(directory, ignore_errors=True)
+def server(duly_server: TestServer) -> TestServer:
+    """One PostgreSQL for each test process."""
+    return duly_server
 
 
 @pytest.fixture
-def dsn(server: TestServer) -> Iterator[str]:
-    """The address of a fresh, migrated database."""
-    with server.database() as address:
-        yield address
+def dsn(duly_dsn: str) -> str:
+    """One fresh database for each test."""
+    return duly_dsn
 
 
 @pytest.fixture
-async def db(dsn: str) -> AsyncIterator[Database]:
+def db(duly_db: Database) -> Database:
     """A Database on it."""
-    database = Database(dsn)
-    yield database
-    await database.close()
+    return duly_db
 
 
 @pytest.fixture
-def clock(dsn: str) -> BusinessClock:
+def clock(duly_clock: BusinessClock) -> BusinessClock:
     """The clock of that database."""
-    return BusinessClock(dsn)
+    return duly_clock

@@ -38,6 +38,10 @@ class EventBody(BaseModel):
     event_topic: ClassVar[str] = ""
     event_aggregate: ClassVar[str] = ""
 
+    def __init_subclass__(cls, **declared: Any) -> None:
+        """Let the class statement carry type, topic and aggregate; pydantic hands them on below."""
+        super().__init_subclass__()
+
     @classmethod
     def __pydantic_init_subclass__(cls, **declared: Any) -> None:
         """Take type, topic and aggregate from the class statement, and refuse what could never be emitted."""

@@ -22,7 +22,9 @@ ADVISORY_KEY = 0x64756C79  # "duly": one migration at a time
 LOCK_TIMEOUT = "5s"
 
 
-def migrate(dsn: str, target: str = "head", *, directory: Path = ENGINE_MIGRATIONS, table: str = "schema_version") -> None:
+def migrate(
+    dsn: str, target: str = "head", *, directory: Path = ENGINE_MIGRATIONS, table: str = "schema_version"
+) -> None:
     """Upgrade to ``target``; runs once even when many processes start together."""
     with _connection(dsn) as connection:
         connection.exec_driver_sql(f"SELECT pg_advisory_lock({ADVISORY_KEY:d})")

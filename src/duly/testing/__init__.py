@@ -1,9 +1,12 @@
-"""For tests, yours and ours: a fresh database from a template, a clock that moves, and facts to assert."""
+"""For tests, yours and ours: a fresh database from a template, a clock that moves, and facts to assert.
+
+With pytest, ``pytest_plugins = ["duly.testing.plugin"]`` gives the fixtures ``duly_dsn``, ``duly_db`` and ``duly_clock``.
+"""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,10 +15,16 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from duly.db import Database, Statement, fetch, load_json
+from duly.jobs.handlers import Handler
+from duly.jobs.worker import Worker
+from duly.messages import EventBody
+from duly.outbox.relay import Relay
 from duly.runtime.embedded import EmbeddedPostgres
 from duly.runtime.migrate import migrate
 
 TEMPLATE = "duly_template"
+MAX_DRAIN_ROUNDS = 1_000
 
 
 class TestServer:
@@ -106,3 +115,51 @@ class BusinessClock:
     def _set(self, statement: str, value: Any = None) -> None:
         with psycopg.connect(self._dsn, autocommit=True) as connection:
             connection.execute(statement, value if isinstance(value, dict | None) else (value,))
+
+
+async def drain(db: Database, handlers: Mapping[str, Handler]) -> int:
+    """Relay and run whatever is due now, and what follows from it, until nothing is; how many jobs ran.
+
+    Time does not move by itself: what waits for a later time waits still. Move the clock, and drain again.
+    """
+    ran = 0
+    for _ in range(MAX_DRAIN_ROUNDS):
+        relayed = await Relay(db).run_once()
+        worked = await Worker(db, handlers).run_once()
+        ran += worked.done
+        if not relayed.done and not worked.done:
+            return ran
+    raise AssertionError(f"still not drained after {MAX_DRAIN_ROUNDS} rounds: does a job schedule itself for now?")
+
+
+_FIND_EVENTS = Statement("""
+SELECT payload FROM duly.event_log
+WHERE type = CAST(:type AS text) AND topic = CAST(:topic AS text) ORDER BY seq DESC LIMIT 1000
+""")
+_FIND_JOBS = Statement("""
+SELECT name, entity_id, run_at FROM duly.jobs
+WHERE name = CAST(:name AS text) AND (CAST(:entity_id AS text) IS NULL OR entity_id = CAST(:entity_id AS text))
+ORDER BY id LIMIT 1000
+""")
+
+
+async def assert_emitted(tx: Any, kind: type[EventBody], **expected: Any) -> EventBody:
+    """The newest event of this kind whose fields are as expected; AssertionError lists what was emitted instead."""
+    rows = await fetch(tx, _FIND_EVENTS, type=kind.event_type, topic=kind.event_topic)
+    bodies = [kind.model_validate(load_json(row[0]) if isinstance(row[0], str) else row[0]) for row in rows]
+    for body in bodies:
+        if all(getattr(body, name) == wanted for name, wanted in expected.items()):
+            return body
+    raise AssertionError(f"no {kind.__name__} with {expected} was emitted, but these: {bodies[:10]}")
+
+
+async def assert_scheduled(tx: Any, name: str, entity_id: Any = None, *, run_at: datetime | None = None) -> datetime:
+    """That the job waits, for this entity and time if given; the time it waits for."""
+    rows = await fetch(tx, _FIND_JOBS, name=name, entity_id=None if entity_id is None else str(entity_id))
+    for _, _, at in rows:
+        if run_at is None or at == run_at:
+            found: datetime = at
+            return found
+    raise AssertionError(
+        f"{name} for {entity_id} at {run_at} is not scheduled; these are: {[tuple(r) for r in rows[:10]]}"
+    )

@@ -1,0 +1,1 @@
+"""A shop in miniature, so that a fresh ``make run`` is alive: orders, a payment timer, consumers, cron, failures."""

@@ -1,0 +1,46 @@
+"""pytest fixtures: ``pytest_plugins = ["duly.testing.plugin"]``."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from duly.db import Database
+from duly.testing import BusinessClock, TestServer
+
+
+@pytest.fixture(scope="session")
+def duly_server() -> Iterator[TestServer]:
+    """An embedded PostgreSQL of this test process alone."""
+    directory = Path(tempfile.mkdtemp(prefix="duly-test-"))
+    made = TestServer(directory)
+    made.start()
+    yield made
+    made.stop()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def duly_dsn(duly_server: TestServer) -> Iterator[str]:
+    """The address of a fresh, migrated database."""
+    with duly_server.database() as address:
+        yield address
+
+
+@pytest_asyncio.fixture
+async def duly_db(duly_dsn: str) -> AsyncIterator[Database]:
+    """A Database on it."""
+    database = Database(duly_dsn)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def duly_clock(duly_dsn: str) -> BusinessClock:
+    """The clock of that database."""
+    return BusinessClock(duly_dsn)
