@@ -301,6 +301,12 @@ class Database:
 _CURRENT_XACT = text("SELECT pg_current_xact_id_if_assigned()::text")
 
 
+def atomic(connection: Any) -> contextlib.AbstractAsyncContextManager[Any]:
+    """A transaction on a duty's own asyncpg connection: the engine's counterpart of ``Database.transaction``."""
+    transaction: contextlib.AbstractAsyncContextManager[Any] = connection.transaction()
+    return transaction
+
+
 def origin_of(tx: Any) -> Origin:
     """Where the work in this transaction comes from; without any origin, all of one session shares a fresh id."""
     origin = current_origin()

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from duly.clock import monotonic
-from duly.db import Database, fetch, is_disconnect
+from duly.db import Database, atomic, fetch, is_disconnect
 from duly.duty import Cycle, Duty
 from duly.errors import LeaseLost
 from duly.failpoints import failpoint
@@ -201,7 +201,7 @@ class Worker(Duty):
 
     async def _claim_limited(self, connection: Any, handler: Handler, room: int) -> list[Job]:
         """A name that may run only so often at once, everywhere: its claims take turns, each job takes a slot."""
-        async with connection.transaction():
+        async with atomic(connection):
             if not (await fetch(connection, sql.LOCK_LIMITED_NAME, name=handler.name))[0][0]:
                 return []
             await fetch(connection, sql.FREE_LOST_SLOTS, name=handler.name)
@@ -386,7 +386,7 @@ class Worker(Duty):
         if all(settlement.outcome in ("done", "cancelled") for settlement in batch):
             settled = await settle.write(connection, batch, worker=self.identity)
         else:
-            async with connection.transaction():
+            async with atomic(connection):
                 settled = await settle.write(connection, batch, worker=self.identity)
         for settlement in batch:
             if settlement.job.id in settled:

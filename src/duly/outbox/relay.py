@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 from opentelemetry.trace import SpanKind
 
-from duly.db import Database, fetch
+from duly.db import Database, atomic, fetch
 from duly.duty import Cycle, Duty
 from duly.failpoints import failpoint
 from duly.inbox.receive import JOB_PREFIX, as_event, matches
@@ -85,7 +85,7 @@ class Relay(Duty):
     # -- PostgreSQL is the transport ----------------------------------------------------------------------------
 
     async def _publish_here(self, connection: Any) -> tuple[int, int]:
-        async with connection.transaction():
+        async with atomic(connection):
             lanes = await self._lock_lanes(connection)
             pending, held = await self._fetch(connection, lanes)
             failpoint("relay.fetched")
@@ -98,7 +98,7 @@ class Relay(Duty):
     # -- a broker is the transport ------------------------------------------------------------------------------
 
     async def _publish_outside(self, connection: Any, transport: Transport) -> tuple[int, int, int]:
-        async with connection.transaction():
+        async with atomic(connection):
             lanes = await self._lock_lanes(connection)
             pending, held = await self._fetch(connection, lanes)
             if not pending:
@@ -113,7 +113,7 @@ class Relay(Duty):
         failpoint("relay.fetched")
         sent, failures = await self._send(transport, pending)
         failpoint("relay.sent")
-        async with connection.transaction():
+        async with atomic(connection):
             ours = {row[0] for row in await fetch(connection, sql.RELEASE_LANES, token=token)}
             if ours != set(lanes):  # we were away for longer than the lease: another relay serves them now
                 log.warning("lanes_lost", lanes=len(set(lanes) - ours))

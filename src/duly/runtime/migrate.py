@@ -11,7 +11,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 
 from duly.db import normal_dsn
@@ -19,7 +19,10 @@ from duly.errors import Refused
 
 ENGINE_MIGRATIONS = Path(__file__).parents[1] / "migrations"
 ADVISORY_KEY = 0x64756C79  # "duly": one migration at a time
-LOCK_TIMEOUT = "5s"
+TAKE_TURN = text("SELECT pg_advisory_lock(:key)")
+# Rather fail than queue up behind a long transaction, and everybody else behind us.
+LIMIT_WAITING = text("SELECT set_config('lock_timeout', '5s', false)")
+MAKE_SCHEMA = text("CREATE SCHEMA IF NOT EXISTS duly")
 
 
 def migrate(
@@ -27,10 +30,7 @@ def migrate(
 ) -> None:
     """Upgrade to ``target``; runs once even when many processes start together."""
     with _connection(dsn) as connection:
-        connection.exec_driver_sql(f"SELECT pg_advisory_lock({ADVISORY_KEY:d})")
-        connection.exec_driver_sql("CREATE SCHEMA IF NOT EXISTS duly")
-        connection.exec_driver_sql(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
-        connection.commit()
+        _take_turn(connection)
         command.upgrade(_config(connection, directory, table), target)
 
 
@@ -39,8 +39,7 @@ def downgrade(
 ) -> None:
     """Go back to an earlier schema."""
     with _connection(dsn) as connection:
-        connection.exec_driver_sql(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
-        connection.commit()
+        _take_turn(connection)
         command.downgrade(_config(connection, directory, table), target)
 
 
@@ -65,12 +64,24 @@ def check_schema(dsn: str, *, directory: Path = ENGINE_MIGRATIONS, table: str = 
 def _connection(dsn: str) -> Iterator[Connection]:
     engine = create_engine(
         "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(normal_dsn(dsn), connect_timeout=10, application_name="duly-migrate"),
+        creator=lambda: psycopg.connect(
+            normal_dsn(dsn),
+            connect_timeout=10,
+            application_name="duly-migrate",
+        ),
         poolclass=NullPool,
     )
     with engine.connect() as connection:
         yield connection
     engine.dispose()
+
+
+def _take_turn(connection: Connection) -> None:
+    """One migration at a time: the lock is the session's, and ends with it."""
+    with connection.begin():
+        connection.execute(TAKE_TURN, {"key": ADVISORY_KEY})
+        connection.execute(LIMIT_WAITING)
+        connection.execute(MAKE_SCHEMA)
 
 
 def _config(connection: Connection, directory: Path, table: str) -> Config:

@@ -95,7 +95,8 @@ class BusinessClock:
         with psycopg.connect(self._dsn, autocommit=True) as connection:
             row = connection.execute("SELECT duly.now()").fetchone()
         assert row is not None
-        return row[0]  # type: ignore[no-any-return]
+        moment: datetime = row[0]
+        return moment
 
     def freeze(self, at: datetime) -> None:
         """Stop the clock at an instant."""
