@@ -108,6 +108,12 @@ def is_disconnect(error: BaseException) -> bool:
     return False
 
 
+def is_conflict(error: BaseException) -> bool:
+    """Whether running the same transaction again may well succeed: a lost race, not a mistake."""
+    state = sqlstate(error)
+    return state in RETRYABLE_STATES or (state == "23505" and "jobs_unique" in str(error))
+
+
 def is_database_gone(error: BaseException) -> bool:
     """Whether it was our own database that went away, and not, say, a partner's HTTP server."""
     return is_disconnect(error) and any(
@@ -227,7 +233,7 @@ class Database:
                 async with self.transaction(confirm=confirm) as tx:
                     return await work(tx)
             except Exception as error:
-                if sqlstate(error) not in RETRYABLE_STATES or attempt == CONFLICT_RETRIES:
+                if not is_conflict(error) or attempt == CONFLICT_RETRIES:
                     raise
                 await asyncio.sleep(random.uniform(0.005, 0.02) * 2**attempt)  # noqa: S311 - jitter, not a secret
         raise AssertionError("unreachable: the last attempt returns or raises")

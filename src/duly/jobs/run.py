@@ -13,7 +13,7 @@ import structlog
 from opentelemetry.trace import SpanKind
 
 from duly.clock import monotonic
-from duly.db import CONFLICT_RETRIES, RETRYABLE_STATES, Database, fetch, is_database_gone, sqlstate
+from duly.db import CONFLICT_RETRIES, Database, fetch, is_conflict, is_database_gone
 from duly.errors import LeaseLost, OutcomeUnknown
 from duly.failpoints import failpoint
 from duly.jobs import settle, sql
@@ -105,7 +105,7 @@ class Runner:
                     )
                 return await self._commit_async(handler, jobs, began)
             except Exception as error:
-                if sqlstate(error) not in RETRYABLE_STATES or attempt == CONFLICT_RETRIES:
+                if not is_conflict(error) or attempt == CONFLICT_RETRIES:
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 

@@ -131,7 +131,8 @@ def _values(
         raise Invalid(f"priority={priority}: 1 is urgent, 2 high, 3 normal, 4 low")
     if max_retries is not None and not 0 <= max_retries <= 1000:
         raise Invalid(f"max_retries={max_retries}: give 0 to 1000")
-    jobs = _latest_of_each(jobs) if on_conflict == "replace" and len(jobs) > 1 else jobs
+    if on_conflict != "allow" and len(jobs) > 1:
+        jobs = _one_of_each(jobs, on_conflict)
     origin = origin_of(tx)
     return {
         "names": [_job_name(job.name) for job in jobs],
@@ -148,11 +149,15 @@ def _values(
     }
 
 
-def _latest_of_each(jobs: Sequence[NewJob]) -> list[NewJob]:
-    """PostgreSQL refuses to move one timer twice in one statement: the last one given wins, as if one by one."""
+def _one_of_each(jobs: Sequence[NewJob], on_conflict: str) -> list[NewJob]:
+    """One statement cannot write one timer twice; the outcome is as if they were given one by one."""
     kept: dict[Any, NewJob] = {}
     for index, job in enumerate(jobs):
-        kept[index if job.entity_id is None else (job.name, str(job.entity_id))] = job
+        key = index if job.entity_id is None else (job.name, str(job.entity_id))
+        if key in kept and on_conflict == "reject":
+            raise AlreadyScheduled(f"{job.name} for {job.entity_id} is given twice")
+        if key not in kept or on_conflict == "replace":
+            kept[key] = job
     return list(kept.values())
 
 

@@ -90,6 +90,10 @@ given AS (
                          CAST(:waits_seconds AS float8[]), CAST(:reasons AS text[]), CAST(:error_kinds AS text[]))
         AS g(id, token, execution_id, seconds, outcome, message, wait_seconds, reason, error_kind)
 )"""
+# Pending again: it takes its place as the one of (name, entity) back, unless a newer one has it.
+_KEY = """CASE WHEN is_unique AND NOT EXISTS (
+            SELECT 1 FROM duly.jobs newer WHERE newer.unique_key = duly.jobs.name || ' ' || duly.jobs.entity_id
+        ) THEN name || ' ' || entity_id END"""
 _HELD = "id = ANY(CAST(:ids AS bigint[])) AND (id, lease_token) IN (SELECT g.id, g.token FROM given g)"
 _LOG = """
     INSERT INTO duly.executions (execution_id, job_id, name, entity_id, source, started_at, completed_at, succeeded,
@@ -126,7 +130,10 @@ POSTPONE_JOBS = Statement(
                                WHERE g.id = duly.jobs.id AND g.outcome = 'retried'), last_error),
         retry_count = retry_count + (SELECT (g.outcome = 'retried')::int FROM given g WHERE g.id = duly.jobs.id),
         snoozes = snoozes + (SELECT (g.outcome = 'snoozed')::int FROM given g WHERE g.id = duly.jobs.id),
-        lease_token = NULL, lease_expires_at = NULL, leased_by = NULL, slot = NULL, progress = NULL
+        lease_token = NULL, lease_expires_at = NULL, leased_by = NULL, slot = NULL, progress = NULL,
+        unique_key = """
+    + _KEY
+    + """
     WHERE """
     + _HELD
     + """
@@ -168,7 +175,10 @@ SELECT l.job_id FROM logged l, (SELECT count(*) FROM raised) AS forced"""
 # For jobs that never started: back to where they were, no row in the history, nothing counted.
 RELEASE_JOBS = Statement(
     """
-UPDATE duly.jobs SET lease_token = NULL, lease_expires_at = NULL, leased_by = NULL, slot = NULL, waits = 'released'
+UPDATE duly.jobs SET lease_token = NULL, lease_expires_at = NULL, leased_by = NULL, slot = NULL, waits = 'released',
+    unique_key = """
+    + _KEY
+    + """
 WHERE id = ANY(CAST(:ids AS bigint[]))
   AND (id, lease_token) IN (SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:tokens AS bigint[])))
 RETURNING id
@@ -208,10 +218,15 @@ CROSS JOIN LATERAL (
 """)
 
 # After a claim that got no answer. Scans the queue; happens once after a lost connection.
-RELEASE_UNKNOWN = Statement("""
-UPDATE duly.jobs SET lease_token = NULL, lease_expires_at = NULL, leased_by = NULL, slot = NULL, waits = 'released'
+RELEASE_UNKNOWN = Statement(
+    """
+UPDATE duly.jobs SET lease_token = NULL, lease_expires_at = NULL, leased_by = NULL, slot = NULL, waits = 'released',
+    unique_key = """
+    + _KEY
+    + """
 WHERE leased_by = CAST(:worker AS text) AND NOT (id = ANY(CAST(:known AS bigint[])))
-""")
+"""
+)
 
 # The distinct names in the queue by hopping along the index, not by reading it.
 FIND_UNKNOWN_NAMES = Statement("""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
-    DDL,
     BigInteger,
     Boolean,
     CheckConstraint,
     Column,
+    Connection,
     DateTime,
     Identity,
     Index,
@@ -158,7 +160,9 @@ Index(
     executions.c.completed_at,
     postgresql_where=text("entity_id IS NOT NULL"),
 )
-# The partition of a day is made by duly.create_partitions; rows of no such day are in the default one.
-event.listen(
-    executions, "after_create", DDL("CREATE TABLE duly.executions_default PARTITION OF duly.executions DEFAULT")
-)
+
+
+@event.listens_for(executions, "after_create")
+def _create_default_partition(_table: Table, connection: Connection, **_options: Any) -> None:
+    """The partition of a day is made by duly.create_partitions; rows of no such day are in the default one."""
+    connection.exec_driver_sql("CREATE TABLE duly.executions_default PARTITION OF duly.executions DEFAULT")

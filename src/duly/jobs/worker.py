@@ -13,8 +13,8 @@ from typing import Any
 import structlog
 
 from duly.clock import monotonic
-from duly.db import Database, atomic, fetch, is_disconnect
-from duly.duty import Cycle, Duty
+from duly.db import CONFLICT_RETRIES, Database, atomic, fetch, is_conflict, is_disconnect
+from duly.duty import OUTAGE_BACKOFF_SECONDS, Cycle, Duty
 from duly.errors import LeaseLost
 from duly.failpoints import failpoint
 from duly.jobs import settle, sql
@@ -356,7 +356,7 @@ class Worker(Duty):
 
     async def _settle_forever(self) -> None:
         connection: Any = None
-        delay = 0.05
+        delay = OUTAGE_BACKOFF_SECONDS[0]
         try:
             while True:
                 await self._results_ready.wait()
@@ -365,15 +365,15 @@ class Worker(Duty):
                     if connection is None or connection.is_closed():
                         connection = await self.db.connect(application="duly-settle")
                     failpoint("worker.before_settle")
-                    await self._settle(connection, batch)
+                    await self._settle_batch(connection, batch)
                     failpoint("worker.settled")
-                    delay = 0.05
                 except Exception as error:
                     if not is_disconnect(error):
-                        log.exception("settle_failed", jobs=len(batch))
+                        raise
                     await asyncio.sleep(delay)  # the results are kept; the leases say for how long they are worth it
-                    delay = min(delay * 2, 2.0)
+                    delay = min(delay * 2, OUTAGE_BACKOFF_SECONDS[1])
                     continue
+                delay = OUTAGE_BACKOFF_SECONDS[0]
                 del self._results[: len(batch)]
                 if not self._results:
                     self._results_ready.clear()
@@ -381,6 +381,23 @@ class Worker(Duty):
         finally:
             if connection is not None and not connection.is_closed():
                 connection.terminate()
+
+    async def _settle_batch(self, connection: Any, batch: Sequence[Settlement]) -> None:
+        """All at once; if that fails for another reason than an outage, one by one, so that one cannot spoil the rest."""
+        for _ in range(CONFLICT_RETRIES):
+            try:
+                return await self._settle(connection, batch)
+            except Exception as error:
+                if is_disconnect(error):
+                    raise
+                if not is_conflict(error):
+                    log.exception("settle_failed", jobs=len(batch))
+                    break
+        if len(batch) == 1:
+            return self._forget([batch[0].job])  # its lease runs out, and another worker runs it again
+        for settlement in batch:
+            await self._settle_batch(connection, [settlement])
+        return None
 
     async def _settle(self, connection: Any, batch: Sequence[Settlement]) -> None:
         if all(settlement.outcome in ("done", "cancelled") for settlement in batch):

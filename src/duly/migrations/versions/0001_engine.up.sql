@@ -135,6 +135,7 @@ CREATE TABLE duly.jobs (
     snoozes          integer NOT NULL DEFAULT 0,
     event_id         uuid,
     order_key        text,
+    is_unique        boolean NOT NULL DEFAULT false,
     unique_key       text,
     slot             smallint,
     correlation_id   uuid,
@@ -157,6 +158,7 @@ CREATE TABLE duly.jobs (
     CONSTRAINT jobs_source_is_known CHECK (source IN ('Scheduled', 'Manual', 'Deferred')),
     CONSTRAINT jobs_waits_is_known CHECK (waits IN
         ('due', 'retry', 'snoozed', 'released', 'requeued', 'behind', 'unknown_commit')),
+    CONSTRAINT jobs_key_is_of_a_unique_job CHECK (unique_key IS NULL OR is_unique),
     CONSTRAINT jobs_lease_is_whole CHECK
         ((lease_token IS NULL) = (lease_expires_at IS NULL) AND (lease_token IS NULL) = (leased_by IS NULL))
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
@@ -399,10 +401,11 @@ BEGIN
     END IF;
     WITH job AS (
         INSERT INTO duly.jobs AS kept (name, entity_id, run_at, due_at, payload, created_at, original_delay,
-                   unique_key, priority, max_retries, backoff_seconds, source,
+                   is_unique, unique_key, priority, max_retries, backoff_seconds, source,
                    correlation_id, causation_id, traceparent)
         SELECT n.name, n.entity_id, coalesce(n.run_at, moment), coalesce(n.run_at, moment), n.payload, moment,
                greatest(coalesce(n.run_at, moment) - moment, interval '0'),
+               on_conflict <> 'allow' AND n.entity_id IS NOT NULL,
                CASE WHEN on_conflict <> 'allow' THEN n.name || ' ' || n.entity_id END,
                schedule_many.priority, schedule_many.max_retries, schedule_many.backoff_seconds,
                schedule_many.source, coalesce(schedule_many.correlation_id, duly.uuid7(moment)),
