@@ -278,7 +278,7 @@ def main() -> int:
     """Start a PostgreSQL with default durability, measure, stop it."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     with tempfile.TemporaryDirectory(prefix="duly-bench-") as directory:
-        server = TestServer(Path(directory))
+        server = TestServer(Path(directory), durable=True)
         server.start()
         try:
             with server.database() as dsn:

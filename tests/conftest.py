@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from duly.db import Database
 from duly.testing import BusinessClock, TestServer
 
+os.environ["DULY_ALLOW_UNSAFE_DATABASE"] = "1"  # the test server runs without fsync
 pytest_plugins = ["duly.testing.plugin"]
 
 

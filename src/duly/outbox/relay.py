@@ -22,7 +22,7 @@ from duly.inbox.receive import JOB_PREFIX, as_event, matches
 from duly.messages import Event
 from duly.outbox import sql
 from duly.outbox.transports import Transport
-from duly.telemetry import EVENTS_PUBLISHED, PUBLISH_FAILURES, span
+from duly.telemetry import EVENTS_PUBLISHED, PUBLISH_FAILURES, span, tracing
 from duly.wakeup import Wakeup
 
 log = structlog.get_logger("duly.relay")
@@ -180,17 +180,13 @@ class Relay(Duty):
             names, aggregates = [name for name, _ in keys], [aggregate for _, aggregate in keys]
             await fetch(connection, sql.LOCK_TAILS, names=names, keys=aggregates)
             await fetch(connection, sql.LOCK_DEAD_TAILS, names=names, keys=aggregates)
-        with span(
-            "relay publish", kind=SpanKind.PRODUCER, parent=published[0].event.headers.get("traceparent"),
-            attributes={"duly.events": len(published)},
-        ):  # fmt: skip
-            await fetch(
-                connection, sql.PUBLISH_EVENTS,
-                seqs=[one.seq for one in published],
-                routed_seqs=[route[0] for route in routes],
-                consumers=[route[1] for route in routes],
-                ordered=[route[2] for route in routes],
-            )  # fmt: skip
+        await fetch(
+            connection, sql.PUBLISH_EVENTS,
+            seqs=[one.seq for one in published],
+            routed_seqs=[route[0] for route in routes],
+            consumers=[route[1] for route in routes],
+            ordered=[route[2] for route in routes],
+        )  # fmt: skip
 
     async def _fail(self, connection: Any, failures: Sequence[tuple[Pending, str]]) -> None:
         rows = await fetch(
@@ -209,8 +205,13 @@ class Relay(Duty):
                 log.warning("event_retried", event_id=str(event_id), topic=topic, attempts=attempts)
 
     def _count(self, published: Sequence[Pending]) -> None:
+        traced = tracing()
         for one in published:
             EVENTS_PUBLISHED.labels(one.event.topic).inc()
+            if traced:
+                parent, attributes = one.event.headers.get("traceparent"), {"duly.event.id": str(one.event.id)}
+                with span(f"publish {one.event.type}", kind=SpanKind.PRODUCER, parent=parent, attributes=attributes):
+                    pass
 
     async def close(self) -> None:
         """Hang up on the database, and on the broker."""

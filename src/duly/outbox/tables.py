@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
-    DDL,
     BigInteger,
     Boolean,
     CheckConstraint,
     Column,
     Computed,
+    Connection,
     DateTime,
     Identity,
     Index,
@@ -91,5 +93,9 @@ events = Table(
     postgresql_partition_by="RANGE (id)",
 )
 Index("events_aggregate", events.c.aggregate_id, events.c.seq)
-# The partition of a day is made by duly.create_partitions; rows of no such day are in the default one.
-event.listen(events, "after_create", DDL("CREATE TABLE duly.events_default PARTITION OF duly.events DEFAULT"))
+
+
+@event.listens_for(events, "after_create")
+def _create_default_partition(_table: Table, connection: Connection, **_options: Any) -> None:
+    """The partition of a day is made by duly.create_partitions; rows of no such day are in the default one."""
+    connection.exec_driver_sql("CREATE TABLE duly.events_default PARTITION OF duly.events DEFAULT")

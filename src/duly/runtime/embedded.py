@@ -40,11 +40,12 @@ class EmbeddedPostgres:
 
     directory: Path
     binaries: Path
+    parameters: tuple[str, ...] = ()
 
     @classmethod
-    def at(cls, directory: Path, *, binaries: Path | None = None) -> EmbeddedPostgres:
-        """The server whose data lives in ``directory`` (made when absent)."""
-        return cls(directory.resolve() / "postgres", binaries or find_binaries())
+    def at(cls, directory: Path, *, binaries: Path | None = None, parameters: tuple[str, ...] = ()) -> EmbeddedPostgres:
+        """The server whose data lives in ``directory`` (made when absent); ``parameters`` like ``work_mem=8MB``."""
+        return cls(directory.resolve() / "postgres", binaries or find_binaries(), parameters)
 
     @property
     def socket_directory(self) -> Path:
@@ -71,7 +72,7 @@ class EmbeddedPostgres:
             return False
         self.socket_directory.mkdir(parents=True, exist_ok=True)
         self._own(self.socket_directory)
-        options = f"-k {self.socket_directory}"
+        options = " ".join([f"-k {self.socket_directory}", *(f"-c {parameter}" for parameter in self.parameters)])
         done = self._pg_ctl(
             "start", "-w", "-t", str(START_TIMEOUT_SECONDS), "-l", str(self.directory / "server.log"), "-o", options,
             check=False,
