@@ -9,9 +9,10 @@ import json
 import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, TypeVar
+from uuid import UUID
 
 import asyncpg
 import psycopg
@@ -32,9 +33,28 @@ Tx = AsyncSession
 T = TypeVar("T")
 RETRYABLE_STATES = frozenset({"40001", "40P01"})
 CONFLICT_RETRIES = 3
+LOST_COMMIT = "the connection was lost during COMMIT: it may or may not have happened; look before you repeat it"
 _PLACEHOLDER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
-_POKES = "duly_pokes"
-_CORRELATION = "duly_correlation_id"
+_SCOPE = "duly_scope"
+
+
+@dataclass
+class Scope:
+    """What one transaction of ours remembers until its COMMIT."""
+
+    pokes: set[str] = field(default_factory=set)
+    correlation_id: UUID | None = None
+
+
+_raw_scopes: dict[int, Scope] = {}  # by id() of an asyncpg connection, while a transaction of ours is open on it
+
+
+def _scope(tx: Any) -> Scope | None:
+    """The scope of a transaction that Database opened; None for anybody else's."""
+    if isinstance(tx, AsyncSession | Session | AsyncConnection):
+        found = tx.info.get(_SCOPE)
+        return found if isinstance(found, Scope) else None
+    return _raw_scopes.get(id(tx))
 
 
 class Statement:
@@ -159,6 +179,7 @@ class Database:
             pool_pre_ping=False,
         )
         self.pool_size = size
+        self._idle: list[Any] = []
         self._sync_engine: Engine | None = None
         self._shares_poker = False
         self._poker = Poker(self)
@@ -179,7 +200,8 @@ class Database:
         With ``confirm`` the transaction's id is asked for before COMMIT, so that a COMMIT whose reply is lost is
         looked up afterwards instead of guessed; without it such a COMMIT raises ``OutcomeUnknown``.
         """
-        session = AsyncSession(self.engine, expire_on_commit=False, autoflush=True)
+        scope = Scope()
+        session = AsyncSession(self.engine, expire_on_commit=False, info={_SCOPE: scope})
         try:
             yield session
             await self._commit(session, confirm=confirm)
@@ -188,7 +210,37 @@ class Database:
                 await asyncio.shield(session.close())
             raise
         await session.close()
-        self._poker.poke(session.info.pop(_POKES, ()))
+        self._poker.poke(scope.pokes)
+
+    @contextlib.asynccontextmanager
+    async def raw_transaction(self) -> AsyncIterator[Any]:
+        """The same on a bare asyncpg connection, for those who count microseconds."""
+        connection = self._idle.pop() if self._idle else await self.connect(application="duly-raw")
+        scope = _raw_scopes[id(connection)] = Scope()
+        transaction = connection.transaction()
+        try:
+            await transaction.start()
+            yield connection
+            await self._commit_raw(transaction)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                await asyncio.shield(_undo(transaction))
+            raise
+        finally:
+            del _raw_scopes[id(connection)]
+            if connection.is_closed() or connection.is_in_transaction():
+                connection.terminate()
+            else:
+                self._idle.append(connection)
+        self._poker.poke(scope.pokes)
+
+    async def _commit_raw(self, transaction: Any) -> None:
+        try:
+            await transaction.commit()
+        except Exception as error:
+            if is_disconnect(error):
+                raise OutcomeUnknown(LOST_COMMIT) from error
+            raise
 
     async def _commit(self, session: AsyncSession, *, confirm: bool) -> None:
         await session.flush()
@@ -202,9 +254,7 @@ class Database:
                 return
             if xid is not None:
                 raise Unavailable("the connection was lost before COMMIT took effect; nothing was written") from error
-            raise OutcomeUnknown(
-                "the connection was lost during COMMIT: it may or may not have happened; look before you repeat it"
-            ) from error
+            raise OutcomeUnknown(LOST_COMMIT) from error
 
     async def _committed(self, xid: str) -> bool:
         """Whether a transaction whose COMMIT got no answer took effect; waits while it is still in progress."""
@@ -241,17 +291,17 @@ class Database:
     @contextlib.contextmanager
     def transaction_sync(self) -> Iterator[Session]:
         """The same for synchronous code, on psycopg."""
-        with Session(self.sync_engine, expire_on_commit=False) as session:
+        scope = Scope()
+        with Session(self.sync_engine, expire_on_commit=False, info={_SCOPE: scope}) as session:
             yield session
             session.flush()
             try:
                 session.commit()
             except Exception as error:
                 if is_disconnect(error):
-                    raise OutcomeUnknown("the connection was lost during COMMIT") from error
+                    raise OutcomeUnknown(LOST_COMMIT) from error
                 raise
-            pokes = session.info.pop(_POKES, ())
-        self._poker.poke_threadsafe(pokes)
+        self._poker.poke_threadsafe(scope.pokes)
 
     # -- connections --------------------------------------------------------------------------------------------
 
@@ -288,7 +338,8 @@ class Database:
             self.dsn,
             connect_timeout=max(1, int(self.settings.connect_timeout_seconds)),
             application_name="duly-sync",
-            options=f"-c duly.notify=off -c statement_timeout={timeout} -c timezone=UTC",
+            options=f"-c duly.notify=off -c statement_timeout={timeout} -c timezone=UTC "
+            f"-c idle_in_transaction_session_timeout={max(60_000, timeout)}",
         )
 
     def poke(self, *channels: str) -> None:
@@ -300,6 +351,8 @@ class Database:
         if not self._shares_poker:
             await self._poker.close()
         await self.engine.dispose()
+        while self._idle:
+            self._idle.pop().terminate()
         if self._sync_engine is not None:
             self._sync_engine.dispose()
 
@@ -314,19 +367,32 @@ def atomic(connection: Any) -> contextlib.AbstractAsyncContextManager[Any]:
 
 
 def origin_of(tx: Any) -> Origin:
-    """Where the work in this transaction comes from; without any origin, all of one session shares a fresh id."""
+    """Where the work in this transaction comes from; without any origin, all of one transaction shares a fresh id."""
     origin = current_origin()
-    info = getattr(tx, "info", None)
-    if origin.correlation_id is None and isinstance(info, dict):
-        return replace(origin, correlation_id=info.setdefault(_CORRELATION, uuid7()))
+    if origin.correlation_id is None and (scope := _scope(tx)):
+        scope.correlation_id = scope.correlation_id or uuid7()
+        return replace(origin, correlation_id=scope.correlation_id)
     return origin
 
 
 def request_poke(tx: Any, channel: str) -> None:
-    """Remember, on a session that :class:`Database` commits, whom to wake after its COMMIT."""
-    info = getattr(tx, "info", None)
-    if isinstance(info, dict):
-        info.setdefault(_POKES, set()).add(channel)
+    """Remember, on a transaction that Database commits, whom to wake after its COMMIT."""
+    if scope := _scope(tx):
+        scope.pokes.add(channel)
+
+
+@contextlib.contextmanager
+def lend_scope(tx: AsyncSession, connection: AsyncConnection) -> Iterator[None]:
+    """Let the session's connection, given to a handler instead of the session, count as the same transaction."""
+    connection.info[_SCOPE] = tx.info[_SCOPE]
+    try:
+        yield
+    finally:
+        connection.info.pop(_SCOPE, None)
+
+
+async def _undo(transaction: Any) -> None:
+    await transaction.rollback()
 
 
 class Poker:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+import contextvars
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -13,7 +13,7 @@ import structlog
 from opentelemetry.trace import SpanKind
 
 from duly.clock import monotonic
-from duly.db import CONFLICT_RETRIES, Database, fetch, is_conflict, is_database_gone
+from duly.db import CONFLICT_RETRIES, Database, fetch, is_conflict, is_database_gone, lend_scope
 from duly.errors import LeaseLost, OutcomeUnknown
 from duly.failpoints import failpoint
 from duly.jobs import settle, sql
@@ -100,9 +100,8 @@ class Runner:
         for attempt in range(CONFLICT_RETRIES + 1):
             try:
                 if handler.tx_kind is TxKind.SYNC:
-                    return await asyncio.get_running_loop().run_in_executor(
-                        self._threads, self._commit_sync, handler, jobs, began
-                    )
+                    settled: list[Settlement] = await self._in_thread(self._commit_sync, handler, jobs, began)
+                    return settled
                 return await self._commit_async(handler, jobs, began)
             except Exception as error:
                 if not is_conflict(error) or attempt == CONFLICT_RETRIES:
@@ -110,23 +109,34 @@ class Runner:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _commit_async(self, handler: Handler, jobs: Sequence[Job], began: float) -> list[Settlement]:
-        async with self._db.transaction() as tx:
+        is_raw = handler.tx_kind is TxKind.RAW
+        async with self._db.raw_transaction() if is_raw else self._db.transaction() as tx:
             seen = await handler.mark(tx, jobs)
             failpoint("inbox.marked")
             fresh = [job for job in jobs if job.id not in seen]
             settlements = [Settlement(job, "duplicate", 0.0, "processed before") for job in jobs if job.id in seen]
             if fresh:
-                async with self._handed(handler, tx) as handed:
-                    argument = self._arguments(handler, fresh)
-                    failpoint("worker.before_handler")
-                    returned = await self._call(handler, handler.arguments(argument, handed))
-                    failpoint("worker.handler_done")
-                outcome = _outcome(argument, returned)
+                outcome = await self._handle(handler, fresh, tx)
                 settlements += [settle.decide(job, outcome, monotonic() - began) for job in fresh]
+            if not is_raw:
+                await tx.flush()
             await self._settle(tx, settlements)
             failpoint("worker.before_commit")
         failpoint("worker.committed")
         return settlements
+
+    async def _handle(self, handler: Handler, jobs: Sequence[Job], tx: Any) -> Outcome:
+        """Call the handler with its transaction in the shape that its annotation asks for."""
+        argument = self._arguments(handler, jobs)
+        failpoint("worker.before_handler")
+        if handler.tx_kind is TxKind.CONNECTION:
+            connection = await tx.connection()
+            with lend_scope(tx, connection):
+                returned = await self._call(handler, handler.arguments(argument, connection))
+        else:
+            returned = await self._call(handler, handler.arguments(argument, tx))
+        failpoint("worker.handler_done")
+        return _outcome(argument, returned)
 
     def _commit_sync(self, handler: Handler, jobs: Sequence[Job], began: float) -> list[Settlement]:
         with self._db.transaction_sync() as tx:
@@ -148,22 +158,9 @@ class Runner:
         return settlements
 
     async def _settle(self, tx: Any, settlements: Sequence[Settlement]) -> None:
-        await tx.flush()
         failpoint("worker.before_settle")
         settled = await settle.write(tx, settlements, worker=self._worker)
         _check_all_ours(settlements, settled)
-
-    @contextlib.asynccontextmanager
-    async def _handed(self, handler: Handler, tx: Any) -> AsyncIterator[Any]:
-        """The transaction in the shape that the handler's annotation asks for."""
-        if handler.tx_kind is TxKind.SESSION:
-            yield tx
-            return
-        connection = await tx.connection()
-        if handler.tx_kind is TxKind.CONNECTION:
-            yield connection
-        else:
-            yield (await connection.get_raw_connection()).driver_connection
 
     # -- many events in one transaction -------------------------------------------------------------------------
 
@@ -200,7 +197,12 @@ class Runner:
     async def _call(self, handler: Handler, arguments: list[Any]) -> Any:
         if handler.is_async:
             return await handler.function(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, handler.function, *arguments)
+        return await self._in_thread(handler.function, *arguments)
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """In a thread of this worker, with the origin and trace of this task."""
+        call = contextvars.copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, function, *arguments)
 
     def _arguments(self, handler: Handler, jobs: Sequence[Job]) -> Any:
         if handler.batch > 1:

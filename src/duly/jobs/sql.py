@@ -66,9 +66,9 @@ WHERE name = CAST(:name AS text) AND slot IS NOT NULL
 TAKE_SLOTS = Statement("""
 UPDATE duly.jobs SET slot = free.slot
 FROM (SELECT id, row_number() OVER (ORDER BY id) AS place FROM unnest(CAST(:ids AS bigint[])) AS id) AS taken
-JOIN (SELECT slot, row_number() OVER (ORDER BY slot) AS place
-      FROM generate_series(1, CAST(:slots AS int)) AS slot
-      WHERE NOT EXISTS (SELECT 1 FROM duly.jobs u WHERE u.name = CAST(:name AS text) AND u.slot = slot)) AS free
+JOIN (SELECT s.number AS slot, row_number() OVER (ORDER BY s.number) AS place
+      FROM generate_series(1, CAST(:slots AS int)) AS s(number)
+      WHERE NOT EXISTS (SELECT 1 FROM duly.jobs u WHERE u.name = CAST(:name AS text) AND u.slot = s.number)) AS free
   USING (place)
 WHERE duly.jobs.id = taken.id
 """)
@@ -90,10 +90,6 @@ given AS (
                          CAST(:waits_seconds AS float8[]), CAST(:reasons AS text[]), CAST(:error_kinds AS text[]))
         AS g(id, token, execution_id, seconds, outcome, message, wait_seconds, reason, error_kind)
 )"""
-# Pending again: it takes its place as the one of (name, entity) back, unless a newer one has it.
-_KEY = """CASE WHEN is_unique AND NOT EXISTS (
-            SELECT 1 FROM duly.jobs newer WHERE newer.unique_key = duly.jobs.name || ' ' || duly.jobs.entity_id
-        ) THEN name || ' ' || entity_id END"""
 _HELD = "id = ANY(CAST(:ids AS bigint[])) AND (id, lease_token) IN (SELECT g.id, g.token FROM given g)"
 _LOG = """
     INSERT INTO duly.executions (execution_id, job_id, name, entity_id, source, started_at, completed_at, succeeded,
@@ -130,10 +126,7 @@ POSTPONE_JOBS = Statement(
                                WHERE g.id = duly.jobs.id AND g.outcome = 'retried'), last_error),
         retry_count = retry_count + (SELECT (g.outcome = 'retried')::int FROM given g WHERE g.id = duly.jobs.id),
         snoozes = snoozes + (SELECT (g.outcome = 'snoozed')::int FROM given g WHERE g.id = duly.jobs.id),
-        lease_token = NULL, lease_expires_at = NULL, leased_by = NULL, slot = NULL, progress = NULL,
-        unique_key = """
-    + _KEY
-    + """
+        lease_token = NULL, lease_expires_at = NULL, leased_by = NULL, slot = NULL, progress = NULL
     WHERE """
     + _HELD
     + """
@@ -175,10 +168,7 @@ SELECT l.job_id FROM logged l, (SELECT count(*) FROM raised) AS forced"""
 # For jobs that never started: back to where they were, no row in the history, nothing counted.
 RELEASE_JOBS = Statement(
     """
-UPDATE duly.jobs SET lease_token = NULL, lease_expires_at = NULL, leased_by = NULL, slot = NULL, waits = 'released',
-    unique_key = """
-    + _KEY
-    + """
+UPDATE duly.jobs SET lease_token = NULL, lease_expires_at = NULL, leased_by = NULL, slot = NULL, waits = 'released'
 WHERE id = ANY(CAST(:ids AS bigint[]))
   AND (id, lease_token) IN (SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:tokens AS bigint[])))
 RETURNING id
@@ -220,10 +210,7 @@ CROSS JOIN LATERAL (
 # After a claim that got no answer. Scans the queue; happens once after a lost connection.
 RELEASE_UNKNOWN = Statement(
     """
-UPDATE duly.jobs SET lease_token = NULL, lease_expires_at = NULL, leased_by = NULL, slot = NULL, waits = 'released',
-    unique_key = """
-    + _KEY
-    + """
+UPDATE duly.jobs SET lease_token = NULL, lease_expires_at = NULL, leased_by = NULL, slot = NULL, waits = 'released'
 WHERE leased_by = CAST(:worker AS text) AND NOT (id = ANY(CAST(:known AS bigint[])))
 """
 )

@@ -49,6 +49,7 @@ jobs = Table(
     Column("snoozes", Integer, nullable=False, server_default=text("0")),
     Column("event_id", Uuid),
     Column("order_key", Text),
+    Column("is_unique", Boolean, nullable=False, server_default=text("false")),
     Column("unique_key", Text),
     Column("slot", SmallInteger),
     Column("correlation_id", Uuid),
@@ -74,6 +75,7 @@ jobs = Table(
         "waits IN ('due', 'retry', 'snoozed', 'released', 'requeued', 'behind', 'unknown_commit')",
         name="jobs_waits_is_known",
     ),
+    CheckConstraint("unique_key IS NULL OR is_unique", name="jobs_key_is_of_a_unique_job"),
     CheckConstraint(
         "(lease_token IS NULL) = (lease_expires_at IS NULL) AND (lease_token IS NULL) = (leased_by IS NULL)",
         name="jobs_lease_is_whole",

@@ -32,6 +32,7 @@ RUN_ONCE_JOBS = 1_000
 PREFETCH_SECONDS = 0.05  # never hoard more than this much work
 ABANDON_AFTER_SECONDS = 5.0
 WATCH_SECONDS = 0.5
+STOP_SECONDS = 2.0
 LOOK_AROUND_SECONDS = 60.0
 
 
@@ -86,6 +87,7 @@ class Worker(Duty):
         self._started = False
         self._looked_around_at = float("-inf")
         self._claim_unanswered = False
+        self._turn = 0
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -101,9 +103,10 @@ class Worker(Duty):
         """Claim what is due now, at most a thousand jobs, run it, settle it, and hang up."""
         self._start()
         claimed = 0
+        self.counts = {}
         try:
             while claimed < RUN_ONCE_JOBS:
-                cycle = await self.cycle()
+                cycle = await self.cycle(RUN_ONCE_JOBS - claimed)
                 claimed += cycle.done
                 if not cycle.done and not self._leases:
                     break
@@ -138,10 +141,10 @@ class Worker(Duty):
         await self._until_idle(grace_seconds)
         for unit in list(self._running):
             self._cancel(unit, "released")
-        await self._until_idle(ABANDON_AFTER_SECONDS)
+        await self._until_idle(STOP_SECONDS)
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.wait(self._tasks, timeout=STOP_SECONDS)  # whoever will not end is fenced by its lease
         await self._heartbeat.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._started = False
@@ -156,9 +159,9 @@ class Worker(Duty):
 
     # -- claiming -----------------------------------------------------------------------------------------------
 
-    async def cycle(self) -> Cycle:
+    async def cycle(self, most: int = CLAIM_BATCH * 2) -> Cycle:
         """Claim as much as there is room for, and hand it to the slots."""
-        room = self._room()
+        room = min(self._room(), most)
         if room <= 0:
             return Cycle(0, wait_seconds=None)
         failpoint("worker.before_claim")
@@ -169,7 +172,13 @@ class Worker(Duty):
         self._claim_unanswered = False
         failpoint("worker.claimed")
         if jobs:
-            await self._accept(connection, jobs)
+            try:
+                await self._accept(connection, jobs)
+            except BaseException:
+                self._claim_unanswered = True  # they are leased and will not run: given back at the next cycle
+                for job in jobs:
+                    self._leases.drop(job)
+                raise
             return Cycle(len(jobs))
         rows = await fetch(connection, sql.SECONDS_TO_NEXT_JOB, names=list(self.handlers))
         return Cycle(0, wait_seconds=rows[0][0])
@@ -182,12 +191,17 @@ class Worker(Duty):
 
     async def _claim(self, connection: Any, room: int) -> list[Job]:
         jobs: list[Job] = []
-        if self._free_names:
-            self._free_names.append(self._free_names.pop(0))  # every name gets its turn to be first
-            jobs = await self._claim_names(connection, self._free_names, room)
-        for handler in self._limited:
-            if len(jobs) < room:
+        self._turn += 1
+        for handler in (
+            [*self._limited, None] if self._turn % 2 else [None, *self._limited]
+        ):  # each kind is first in turn
+            if len(jobs) >= room:
+                break
+            if handler is not None:
                 jobs += await self._claim_limited(connection, handler, room - len(jobs))
+            elif self._free_names:
+                self._free_names.append(self._free_names.pop(0))  # and so is each name
+                jobs += await self._claim_names(connection, self._free_names, room - len(jobs))
         jobs.sort(key=lambda job: (job.priority, job.run_at, job.id))
         return jobs
 
@@ -290,9 +304,9 @@ class Worker(Duty):
         except LeaseLost:
             self._forget(unit.jobs)
         except asyncio.CancelledError:
-            if not unit.cancelled_because:
-                raise
-            if unit.task is not None and hasattr(unit.task, "uncancel"):
+            if unit.task is not None and unit.task.cancelling() and not unit.cancelled_because:
+                raise  # the slot itself is to end
+            if unit.task is not None and unit.cancelled_because:
                 unit.task.uncancel()
             self._interrupted(unit, monotonic() - began)
         except Exception as error:
@@ -308,7 +322,9 @@ class Worker(Duty):
         elif unit.cancelled_because == "released":
             self._finish([Settlement(job, "released", seconds, "the worker stopped") for job in unit.jobs])
         else:
-            error = TimeoutError(f"still running after {unit.time_limit_seconds:g} s")
+            error: BaseException = asyncio.CancelledError("the handler was cancelled, but not by its worker")
+            if unit.cancelled_because == "timeout":
+                error = TimeoutError(f"still running after {unit.time_limit_seconds:g} s")
             self._finish([settle.decide_failure(job, unit.handler, error, seconds) for job in unit.jobs])
 
     def _cancel(self, unit: Unit, because: str) -> None:
@@ -383,7 +399,7 @@ class Worker(Duty):
                 connection.terminate()
 
     async def _settle_batch(self, connection: Any, batch: Sequence[Settlement]) -> None:
-        """All at once; if that fails for another reason than an outage, one by one, so that one cannot spoil the rest."""
+        """All at once; if that fails other than by an outage, one by one, so that one cannot spoil the rest."""
         for _ in range(CONFLICT_RETRIES):
             try:
                 return await self._settle(connection, batch)

@@ -275,6 +275,21 @@ CREATE TABLE duly.schedules (
 );
 CREATE INDEX schedules_due ON duly.schedules (next_run_at) WHERE enabled;
 
+-- An edit by plain SQL takes effect at the next tick, too: the tick plans a row without a next run anew.
+CREATE FUNCTION duly.plan_again() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    NEW.next_run_at := NULL;
+    RETURN NEW;
+END
+$$;
+CREATE TRIGGER schedules_plan_again BEFORE UPDATE ON duly.schedules
+    FOR EACH ROW WHEN ((OLD.cron, OLD.timezone, OLD.dst_gap, OLD.dst_overlap)
+                       IS DISTINCT FROM (NEW.cron, NEW.timezone, NEW.dst_gap, NEW.dst_overlap)
+                       AND OLD.next_run_at IS NOT DISTINCT FROM NEW.next_run_at)
+    EXECUTE FUNCTION duly.plan_again();
+
 -- ------------------------------------------------------------------------------------------- alerts, audit, processes
 
 CREATE TABLE duly.alerts (
@@ -388,6 +403,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     moment timestamptz := duly.now();
+    waiting bigint[];
     written bigint[];
 BEGIN
     IF on_conflict NOT IN ('replace', 'keep', 'reject', 'allow', 'nothing') THEN
@@ -398,6 +414,17 @@ BEGIN
     IF duly.wants_notify() AND EXISTS (SELECT 1 FROM unnest(run_ats) AS r(at)
                                        WHERE r.at IS NULL OR r.at < moment + interval '10 seconds') THEN
         PERFORM pg_notify('duly', 'jobs');
+    END IF;
+    -- A job that ran and waits for its retry is pending again, but gave up its key: taking it back could make a worker
+    -- wait for a stranger's transaction. It counts all the same.
+    IF on_conflict <> 'allow' THEN
+        SELECT array_agg(j.id) INTO waiting
+        FROM unnest(names, entity_ids) AS n(name, entity_id)
+        JOIN duly.jobs j ON j.entity_id = n.entity_id AND j.name = n.name
+        WHERE j.is_unique AND j.unique_key IS NULL AND j.lease_token IS NULL;
+        IF on_conflict = 'replace' AND waiting IS NOT NULL THEN
+            DELETE FROM duly.jobs WHERE id = ANY(waiting) AND lease_token IS NULL;
+        END IF;
     END IF;
     WITH job AS (
         INSERT INTO duly.jobs AS kept (name, entity_id, run_at, due_at, payload, created_at, original_delay,
@@ -413,6 +440,8 @@ BEGIN
                schedule_many.traceparent
         FROM unnest(names, entity_ids, run_ats, payloads)
              WITH ORDINALITY AS n(name, entity_id, run_at, payload, place)
+        WHERE waiting IS NULL OR on_conflict = 'replace' OR NOT EXISTS (
+            SELECT 1 FROM duly.jobs w WHERE w.id = ANY(waiting) AND w.name = n.name AND w.entity_id = n.entity_id)
         ORDER BY n.place
         ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL DO UPDATE
         SET run_at = excluded.run_at, due_at = excluded.due_at, payload = excluded.payload,
@@ -435,6 +464,7 @@ BEGIN
     RETURN QUERY
     SELECT j.id FROM unnest(names, entity_ids) AS n(name, entity_id)
     JOIN duly.jobs j ON j.unique_key = n.name || ' ' || n.entity_id
+    UNION SELECT unnest(waiting)
     EXCEPT SELECT unnest(written);
 END
 $$;

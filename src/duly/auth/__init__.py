@@ -1,0 +1,1 @@
+"""Who is calling: tokens of an OpenID provider, and an issuer of them for development."""

@@ -1,0 +1,303 @@
+"""The development issuer: a small OpenID provider with discovery, JWKS and client credentials.
+
+Its clients are public knowledge, which is why it refuses to start outside development:
+
+=============  ====================  ====================================================================
+client         secret                what its tokens may carry
+=============  ====================  ====================================================================
+developer      developer-secret      any scope asked for, and any ``role`` asked for (a field of our own)
+service        service-secret        any scope asked for, no role
+administrator  administrator-secret  scope ``console``, role ADMINISTRATOR
+operator       operator-secret       scope ``console``, role OPERATOR
+=============  ====================  ====================================================================
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hmac
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote_plus
+
+import structlog
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet, KeySetSerialization, RSAKey
+
+from duly.clock import unix_milliseconds
+from duly.errors import Invalid, Refused
+from duly.ids import uuid7
+from duly.settings import Settings
+
+log = structlog.get_logger("duly.issuer")
+MOUNT = "/dev-issuer"
+FILE = "issuer.json"
+KEY_BITS = 2048
+KEYS_KEPT = 3  # after a rotation the older keys are still published, so that their tokens stay valid
+AUDIENCE = "duly"
+TTL_SECONDS = 3600
+LONGEST_TTL_SECONDS = 30 * 86400
+BODY_LIMIT_BYTES = 16_384
+NO_STORE = {"Cache-Control": "no-store", "Pragma": "no-cache"}
+_WORD = re.compile(r"[\x21\x23-\x5B\x5D-\x7E]{1,200}")  # RFC 6749: what a scope may consist of
+
+
+@dataclass(frozen=True)
+class Client:
+    """Who may ask the token endpoint, and for what. ``None`` means whatever is asked for."""
+
+    secret: str
+    scopes: frozenset[str] | None
+    roles: frozenset[str] | None
+
+
+CLIENTS: Mapping[str, Client] = {
+    "developer": Client("developer-secret", None, None),
+    "service": Client("service-secret", None, frozenset()),
+    "administrator": Client("administrator-secret", frozenset({"console"}), frozenset({"ADMINISTRATOR"})),
+    "operator": Client("operator-secret", frozenset({"console"}), frozenset({"OPERATOR"})),
+}
+
+
+class Issuer:
+    """Signs tokens with a key from the data directory, so that a command needs no server to sign."""
+
+    def __init__(self, url: str, path: Path) -> None:
+        self.url = url
+        self._path = path
+        self._keys: KeySet | None = None
+        self._seen: tuple[int, int] | None = None
+
+    @classmethod
+    def open(cls, settings: Settings, *, port: int | None = None) -> Issuer:
+        """The issuer of this data directory; its key is made when there is none."""
+        if settings.env != "development":
+            raise Refused(
+                "the development issuer refuses to start outside development: "
+                "unset DULY_ENV, or use the tokens of your own OpenID provider"
+            )
+        issuer = cls(f"http://127.0.0.1:{settings.port if port is None else port}{MOUNT}", settings.data / FILE)
+        issuer.keys()
+        return issuer
+
+    def sign(
+        self,
+        sub: str,
+        *,
+        scopes: Iterable[str] = (),
+        roles: Iterable[str] = (),
+        audience: str = AUDIENCE,
+        ttl_seconds: int = TTL_SECONDS,
+        client_id: str = "developer",
+    ) -> str:
+        """An access token in Keycloak's layout."""
+        if not 0 < ttl_seconds <= LONGEST_TTL_SECONDS:
+            raise Invalid(f"a token lives between 1 and {LONGEST_TTL_SECONDS} seconds, not {ttl_seconds}")
+        now = unix_milliseconds() // 1000
+        claims = {
+            "iss": self.url,
+            "sub": sub,
+            "aud": audience,
+            "azp": client_id,
+            "typ": "Bearer",
+            "jti": str(uuid7()),
+            "iat": now,
+            "nbf": now,
+            "exp": now + ttl_seconds,
+            "scope": " ".join(_words(scopes, "scope")),
+            "realm_access": {"roles": _words(roles, "role")},
+        }
+        key = self.keys().keys[0]
+        return jwt.encode({"alg": "RS256", "kid": key.kid}, claims, key, algorithms=["RS256"])
+
+    def keys(self) -> KeySet:
+        """The signing key, then older ones that are still published; read again when the file changed."""
+        if not self._path.exists():
+            _write_new(self._path, KeySet([_new_key()]))
+        state = self._path.stat()
+        seen = (state.st_mtime_ns, state.st_ino)
+        if self._keys is None or seen != self._seen:
+            self._keys, self._seen = _read(self._path), seen
+        return self._keys
+
+    def rotate(self) -> None:
+        """Sign with a new key from now on; tokens of the last ones stay valid."""
+        kept = self.keys().keys[: KEYS_KEPT - 1]
+        with _written(self._path, KeySet([_new_key(), *kept])) as temporary:
+            temporary.replace(self._path)
+
+    def public_keys(self) -> KeySetSerialization:
+        """What the JWKS endpoint shows."""
+        return self.keys().as_dict(private=False)
+
+
+def create_issuer_router(issuer: Issuer, *, clients: Mapping[str, Client] = CLIENTS) -> APIRouter:
+    """The endpoints of an OpenID provider, to be mounted in the api's process."""
+    router = APIRouter(prefix=MOUNT, tags=["development issuer"])
+
+    @router.get("/.well-known/openid-configuration")
+    async def discovery() -> dict[str, Any]:
+        """Where everything is (OpenID Connect Discovery)."""
+        return {
+            "issuer": issuer.url,
+            "token_endpoint": f"{issuer.url}/token",
+            "jwks_uri": f"{issuer.url}/jwks",
+            "grant_types_supported": ["client_credentials"],
+            "response_types_supported": [],
+            "subject_types_supported": ["public"],
+            "id_token_signing_alg_values_supported": ["RS256"],
+            "token_endpoint_auth_methods_supported": ["client_secret_basic", "client_secret_post"],
+        }
+
+    @router.get("/jwks")
+    async def jwks() -> dict[str, Any]:
+        """The public keys."""
+        return dict(issuer.public_keys())
+
+    @router.post("/token")
+    async def token(request: Request) -> JSONResponse:
+        """A token for a client of the development set (RFC 6749, section 4.4)."""
+        try:
+            form = await _read_form(request)
+            client_id, client = _authenticate(request, form, clients)
+            return JSONResponse(_grant(issuer, client_id, client, form), headers=NO_STORE)
+        except TokenError as error:
+            return error.response()
+
+    return router
+
+
+class TokenError(Exception):
+    """An answer of RFC 6749, section 5.2."""
+
+    def __init__(self, code: str, description: str, *, status: int = 400) -> None:
+        super().__init__(description)
+        self.code, self.description, self.status = code, description, status
+
+    def response(self) -> JSONResponse:
+        """The error as the protocol wants it."""
+        challenge = {"WWW-Authenticate": 'Basic realm="development issuer"'} if self.status == 401 else {}
+        body = {"error": self.code, "error_description": self.description}
+        return JSONResponse(body, status_code=self.status, headers={**NO_STORE, **challenge})
+
+
+def _grant(issuer: Issuer, client_id: str, client: Client, form: Mapping[str, list[str]]) -> dict[str, Any]:
+    if _one(form, "grant_type") != "client_credentials":
+        raise TokenError("unsupported_grant_type", "only client_credentials is supported")
+    wanted = _one(form, "scope").split()
+    if client.scopes is not None and not client.scopes.issuperset(wanted):
+        raise TokenError("invalid_scope", f"{client_id} may ask for: {' '.join(sorted(client.scopes))}")
+    scopes = wanted or sorted(client.scopes or ())
+    roles = form.get("role", []) if client.roles is None else sorted(client.roles)
+    audience = _one(form, "audience") or AUDIENCE
+    try:
+        signed = issuer.sign(
+            f"service-account-{client_id}", scopes=scopes, roles=roles, audience=audience, client_id=client_id
+        )
+    except Invalid as error:
+        raise TokenError("invalid_scope", str(error)) from error
+    return {
+        "access_token": signed,
+        "token_type": "Bearer",
+        "expires_in": TTL_SECONDS,
+        "scope": " ".join(scopes),
+    }
+
+
+def _authenticate(request: Request, form: Mapping[str, list[str]], clients: Mapping[str, Client]) -> tuple[str, Client]:
+    header = request.headers.get("authorization", "")
+    if header:
+        client_id, secret = _basic(header)
+    else:
+        client_id, secret = _one(form, "client_id"), _one(form, "client_secret")
+    client = clients.get(client_id)
+    right = client.secret if client else ""
+    if not hmac.compare_digest(secret.encode(), right.encode()) or client is None:
+        raise TokenError("invalid_client", "no such client, or a wrong secret", status=401)
+    return client_id, client
+
+
+def _basic(header: str) -> tuple[str, str]:
+    scheme, _, encoded = header.partition(" ")
+    try:
+        client_id, colon, secret = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        client_id, colon, secret = "", "", ""
+    if scheme.lower() != "basic" or not colon:
+        raise TokenError("invalid_client", "the Authorization header is not HTTP Basic", status=401)
+    return unquote_plus(client_id), unquote_plus(secret)
+
+
+async def _read_form(request: Request) -> dict[str, list[str]]:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise TokenError("invalid_request", "send application/x-www-form-urlencoded")
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_LIMIT_BYTES:
+            raise TokenError("invalid_request", "the body is too large", status=413)
+    try:
+        return parse_qs(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=50)
+    except ValueError as error:  # also what is not UTF-8
+        raise TokenError("invalid_request", "the body is not a form") from error
+
+
+def _one(form: Mapping[str, list[str]], name: str) -> str:
+    values = form.get(name, [""])
+    if len(values) > 1:
+        raise TokenError("invalid_request", f"{name} is given more than once")
+    return values[0]
+
+
+def _words(values: Iterable[str], kind: str) -> list[str]:
+    words = list(dict.fromkeys(values))
+    for word in words:
+        if not _WORD.fullmatch(word):
+            raise Invalid(f"{word!r} cannot be a {kind}: only visible ASCII characters, at most 200, no spaces")
+    return words
+
+
+# -- the key's file ----------------------------------------------------------------------------
+
+
+def _new_key() -> RSAKey:
+    return RSAKey.generate_key(KEY_BITS, {"use": "sig", "alg": "RS256"}, private=True, auto_kid=True)
+
+
+def _read(path: Path) -> KeySet:
+    try:
+        return KeySet.import_key_set(json.loads(path.read_text()))
+    except (ValueError, KeyError, TypeError, JoseError) as error:
+        raise Refused(f"{path} does not hold the development issuer's keys: delete it, a new one is made") from error
+
+
+def _write_new(path: Path, keys: KeySet) -> None:
+    """Make the file unless another process just did; nobody ever sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _written(path, keys) as temporary, contextlib.suppress(FileExistsError):
+        os.link(temporary, path)
+        log.info("issuer_key_made", kid=keys.keys[0].kid)
+
+
+@contextlib.contextmanager
+def _written(path: Path, keys: KeySet) -> Iterator[Path]:
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # made with mode 0600
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(keys.as_dict(private=True), file)
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)

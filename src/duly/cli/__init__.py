@@ -1,0 +1,1 @@
+"""The command line: one command for each part, and ``duly up`` for all of them."""

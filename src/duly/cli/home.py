@@ -1,0 +1,148 @@
+"""The data directory: who may use it, and the embedded PostgreSQL that lives in it.
+
+A command that needs the embedded server starts it when it does not run; the last one that leaves stops it, unless
+somebody else started it. Locks are the kernel's (flock): a process that is killed holds none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import psycopg.conninfo
+import structlog
+
+from duly.clock import monotonic
+from duly.db import normal_dsn
+from duly.errors import Refused
+from duly.runtime.embedded import EmbeddedPostgres
+from duly.settings import Settings
+
+log = structlog.get_logger("duly.home")
+GATE_SECONDS = 120.0
+ANSWER_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def sole_tenant(settings: Settings) -> Iterator[None]:
+    """Refuse a second ``duly up`` on the same data directory."""
+    with _locked(settings.data / "up.lock") as file:
+        if not _try_lock(file, fcntl.LOCK_EX):
+            raise Refused(
+                f"another `duly up` runs on {settings.data.resolve()}: stop it, or set DULY_DATA to another directory"
+            )
+        yield
+
+
+@contextlib.contextmanager
+def database_address(settings: Settings) -> Iterator[str]:
+    """Where the database is: the address that was given, or the embedded server, kept up for the block."""
+    if not settings.wants_embedded():
+        yield _checked_address(settings.database_url)
+        return
+    postgres = EmbeddedPostgres.at(settings.data)
+    with _locked(settings.data / "postgres.users") as users:
+        with _gate(settings):
+            _try_lock(users, fcntl.LOCK_SH)
+            _start(postgres, settings.data)
+        try:
+            yield postgres.dsn()
+        finally:
+            with _gate(settings):
+                fcntl.flock(users, fcntl.LOCK_UN)
+                if _try_lock(users, fcntl.LOCK_EX):
+                    _stop(postgres, settings.data)
+
+
+def _checked_address(address: str) -> str:
+    try:
+        psycopg.conninfo.conninfo_to_dict(normal_dsn(address))
+    except psycopg.ProgrammingError:  # its text repeats the address, and with it the password
+        raise Refused(
+            "DATABASE_URL cannot be read: write it as postgresql://user:password@host:5432/database, "
+            "with special characters of the password percent-encoded"
+        ) from None
+    return address
+
+
+def _start(postgres: EmbeddedPostgres, home: Path) -> None:
+    """Start it unless it answers. One that was just killed looks alive for a moment, and answers nobody."""
+    is_new = not (postgres.directory / "PG_VERSION").exists()
+    deadline = monotonic() + ANSWER_SECONDS
+    while not _answers(postgres):
+        try:
+            if postgres.start():
+                _mark(home).write_text(_postmaster(postgres))
+                log.info("embedded_postgres_started", directory=str(postgres.directory))
+                return
+        except Refused:
+            if is_new or monotonic() > deadline:
+                raise
+        if monotonic() > deadline:
+            raise Refused(f"the PostgreSQL in {postgres.directory} runs but does not answer: see server.log there")
+        time.sleep(0.1)
+
+
+def _answers(postgres: EmbeddedPostgres) -> bool:
+    try:
+        psycopg.connect(postgres.dsn(), connect_timeout=2).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def _stop(postgres: EmbeddedPostgres, home: Path) -> None:
+    mark = _mark(home)
+    with contextlib.suppress(OSError):
+        if mark.read_text() == _postmaster(postgres):  # one of us started it, perhaps one that was killed since
+            postgres.stop()
+            mark.unlink()
+            log.info("embedded_postgres_stopped")
+
+
+def _mark(home: Path) -> Path:
+    return home / "postgres.started"
+
+
+def _postmaster(postgres: EmbeddedPostgres) -> str:
+    """Which server runs: its process id, its directory, and when it started."""
+    return "\n".join((postgres.directory / "postmaster.pid").read_text().splitlines()[:3])
+
+
+@contextlib.contextmanager
+def _gate(settings: Settings) -> Iterator[None]:
+    """One process at a time starts or stops the server."""
+    with _locked(settings.data / "postgres.gate") as gate:
+        deadline = monotonic() + GATE_SECONDS
+        while not _try_lock(gate, fcntl.LOCK_EX):
+            if monotonic() > deadline:
+                raise Refused(f"another process has been starting or stopping PostgreSQL for {GATE_SECONDS:.0f} s")
+            time.sleep(0.05)
+        yield
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """A file to lock; whatever is locked on it ends with the block."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise Refused(f"the data directory {path.parent} cannot be used: {error.strerror}; set DULY_DATA") from error
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _try_lock(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,96 @@
+"""``duly up``, and each of its parts alone: api, worker, relay, scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from duly.cli.home import database_address, sole_tenant
+from duly.cli.process import begin, bind, open_database, run_async, run_forever, run_once
+from duly.runtime import preflight
+from duly.runtime.discover import find_app
+from duly.runtime.migrate import migrate
+from duly.runtime.supervisor import run_processes, stop_on_signals
+from duly.settings import Settings
+
+App = Annotated[str | None, typer.Option(help="The application, as package.module:attribute (DULY_APP).")]
+Once = Annotated[bool, typer.Option("--once", help="One bounded cycle, its facts as JSON, then exit.")]
+DUTIES = ("worker", "relay", "scheduler")
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    for command in (up, api, worker, relay, scheduler):
+        app.command()(command)
+
+
+def up(app: App = None) -> None:
+    """Start everything in one process: PostgreSQL unless you have one, api, worker, relay, scheduler."""
+    settings = begin(app=app)
+    with bind(settings) as listener, sole_tenant(settings), database_address(settings) as dsn:
+        migrate(dsn)
+        run_async(run_forever(dsn, settings, DUTIES, listener=listener))
+
+
+def api(app: App = None) -> None:
+    """Serve the HTTP API alone."""
+    settings = begin(app=app)
+    with bind(settings) as listener, database_address(settings) as dsn:
+        run_async(run_forever(dsn, settings, (), listener=listener))
+
+
+def worker(
+    app: App = None,
+    once: Once = False,
+    processes: Annotated[int | None, typer.Option(min=1, max=256, help="How many processes.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, max=10_000, help="Jobs at once in each.")] = None,
+) -> None:
+    """Run jobs that are due."""
+    settings = begin(app=app, processes=processes, concurrency=concurrency)
+    if once or settings.processes == 1:
+        _run_duty("worker", settings, once=once)
+        return
+    with database_address(settings) as dsn:
+        run_async(_check(dsn, settings))
+        code = run_async(_run_workers(settings))
+    raise typer.Exit(code)
+
+
+def relay(app: App = None, once: Once = False) -> None:
+    """Publish events."""
+    _run_duty("relay", begin(app=app), once=once)
+
+
+def scheduler(app: App = None, once: Once = False) -> None:
+    """Turn schedules into jobs."""
+    _run_duty("scheduler", begin(app=app), once=once)
+
+
+def _run_duty(kind: str, settings: Settings, *, once: bool) -> None:
+    with database_address(settings) as dsn:
+        run_async(run_once(dsn, settings, kind) if once else run_forever(dsn, settings, [kind]))
+
+
+async def _check(dsn: str, settings: Settings) -> None:
+    """What every child would refuse is refused once, by the parent."""
+    find_app(settings.app)
+    async with open_database(dsn, settings) as db:
+        await preflight.check(db)
+
+
+async def _run_workers(settings: Settings) -> int:
+    stop = asyncio.Event()
+    with stop_on_signals(stop):
+        return await run_processes(
+            settings.processes, _child_command(settings), grace_seconds=settings.shutdown_grace_seconds, stop=stop
+        )
+
+
+def _child_command(settings: Settings) -> Sequence[str]:
+    command = [sys.executable, "-m", "duly.cli.main", "worker", "--processes", "1"]
+    command += ["--concurrency", str(settings.concurrency)]
+    return [*command, "--app", settings.app] if settings.app else command

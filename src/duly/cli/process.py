@@ -1,0 +1,178 @@
+"""What every command does around its work: settings, logs, the event loop, and the parts of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+import typer
+
+from duly.auth.issuer import MOUNT, Issuer, create_issuer_router
+from duly.console.app import mount_console
+from duly.db import Database
+from duly.duty import Duty
+from duly.errors import Refused
+from duly.http.api import create_api
+from duly.runtime import preflight
+from duly.runtime.discover import find_app
+from duly.runtime.supervisor import Supervisor, create_server, stop_on_signals, watch_parent
+from duly.settings import Settings
+from duly.telemetry import configure_logging
+from duly.wakeup import Wakeup, wait_for_any
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from duly.app import Duly
+    from duly.runtime.supervisor import Server
+
+log = structlog.get_logger("duly.process")
+T = TypeVar("T")
+BACKLOG = 2048
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+READY_POLL_SECONDS = 0.1
+
+
+def begin(**changes: Any) -> Settings:
+    """Read the settings, apply what the command line says, and set up the logs."""
+    settings = Settings().model_copy(update={name: value for name, value in changes.items() if value is not None})
+    configure_logging(level=settings.log_level, style=settings.log_format)
+    signal.signal(signal.SIGTERM, _terminated)
+    return settings
+
+
+def _terminated(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)  # so that what was opened is closed
+
+
+def run_async(main: Coroutine[Any, Any, T]) -> T:
+    """Run on uvloop where there is one."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(main)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+@contextlib.asynccontextmanager
+async def open_database(dsn: str, settings: Settings) -> AsyncIterator[Database]:
+    """A Database for the block."""
+    db = Database(dsn, settings=settings)
+    try:
+        yield db
+    finally:
+        await db.close()
+
+
+def bind(settings: Settings) -> socket.socket:
+    """Take the port before anything else starts, and listen, so that nobody else can take it."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    taken = socket.socket(family)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        taken.bind((settings.host, settings.port))
+        taken.listen(BACKLOG)
+    except OSError as error:
+        taken.close()
+        raise Refused(
+            f"port {settings.port} on {settings.host} cannot be used ({error.strerror}): "
+            "stop what uses it, or set PORT to another one"
+        ) from error
+    return taken
+
+
+async def run_once(dsn: str, settings: Settings, kind: str) -> None:
+    """One bounded cycle of one duty, and its facts as one line of JSON."""
+    app = find_app(settings.app)
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    async with open_database(dsn, settings) as db:
+        await preflight.check(db)
+        await app.prepare(db)
+        cycle = await create_duty(kind, db, app).run_once()
+    typer.echo(json.dumps({"duty": kind, "done": cycle.done, **cycle.facts}, default=str))
+
+
+async def run_forever(
+    dsn: str, settings: Settings, kinds: Sequence[str], *, listener: socket.socket | None = None
+) -> None:
+    """Run these duties, and an HTTP server where there is a listening socket, until a signal."""
+    watch_parent(grace_seconds=settings.shutdown_grace_seconds)
+    app = find_app(settings.app)
+    stop = asyncio.Event()
+    with stop_on_signals(stop):
+        async with open_database(dsn, settings) as db:
+            await preflight.check(db)
+            await app.prepare(db)
+            wakeup = Wakeup(db) if kinds else None
+            duties = [create_duty(kind, db, app, wakeup) for kind in kinds]
+            server = None
+            if listener is not None:
+                api = build_api(db, duties, settings, app, port=listener.getsockname()[1])
+                server = create_server(api, settings)
+                announcing = asyncio.create_task(_announce(api, server, listener, stop))
+            supervisor = Supervisor(
+                db,
+                duties,
+                wakeup=wakeup,
+                names=list(app.handlers),
+                server=server,
+                sockets=[listener] if listener else [],
+            )
+            await supervisor.run(stop)
+            if listener is not None:
+                await announcing
+
+
+def create_duty(kind: str, db: Database, app: Duly, wakeup: Wakeup | None = None) -> Duty:
+    """A worker, a relay or a scheduler."""
+    from duly.jobs.worker import Worker
+    from duly.outbox.relay import Relay
+    from duly.schedules.tick import Scheduler
+
+    if kind == "worker":
+        return Worker(db, app.handlers, wakeup=wakeup)
+    if kind == "relay":
+        return Relay(db, wakeup=wakeup)
+    return Scheduler(db, wakeup=wakeup)
+
+
+def build_api(db: Database, duties: Sequence[Duty], settings: Settings, app: Duly, *, port: int) -> FastAPI:
+    """The application's API; in development the console and the issuer are served beside it."""
+    api = create_api(db, duties, settings, app)
+    if settings.env == "development":
+        if settings.host not in LOOPBACK:
+            log.warning("development_is_reachable", host=settings.host)
+        mount_console(api, db, settings)
+        api.include_router(create_issuer_router(Issuer.open(settings, port=port)))
+        api.state.links["issuer"] = f"{MOUNT}/.well-known/openid-configuration"
+    return api
+
+
+async def _announce(api: FastAPI, server: Server, listener: socket.socket, stop: asyncio.Event) -> None:
+    """Print the URLs once, as soon as everything is ready."""
+    while not stop.is_set():
+        if server.started and all(check.ok for check in (await api.state.readiness.check()).values()):
+            break
+        await wait_for_any(READY_POLL_SECONDS, stop)
+    else:
+        return
+    host, port = listener.getsockname()[:2]
+    base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    width = max(map(len, api.state.links))
+    lines = [f"  {name:<{width}}  {base}{path}" for name, path in api.state.links.items()]
+    typer.echo("\n".join([f"duly is up at {base}/", *lines, "Ctrl-C stops it."]))
+    sys.stdout.flush()

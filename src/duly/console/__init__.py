@@ -1,0 +1,1 @@
+"""The operator's pages: server-rendered, readable without JavaScript."""

@@ -1,0 +1,107 @@
+"""The HTTP server of a process: the application's routes, health, metrics, OpenAPI and a front page."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Protocol
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from duly.db import Database
+from duly.duty import Duty
+from duly.http.health import Readiness, create_health_router
+from duly.settings import Settings
+
+HERE = Path(__file__).parent
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+FIRST_LINKS = {
+    "docs": "/docs",
+    "openapi": "/openapi.json",
+    "readiness": "/readyz",
+    "health": "/healthz",
+    "metrics": "/metrics",
+}
+_templates = Environment(loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined)
+
+
+class HasRouters(Protocol):
+    """As much of an application as its HTTP face needs."""
+
+    @property
+    def routers(self) -> Sequence[APIRouter]:
+        """The routes to serve."""
+
+
+def create_api(db: Database, duties: Sequence[Duty], settings: Settings, app: HasRouters) -> FastAPI:
+    """A FastAPI that serves the application; routes find ``db`` and ``settings`` in ``request.app.state``.
+
+    Whoever mounts more adds to ``state.links``, and the front page shows it.
+    """
+    readiness = Readiness(db, duties)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_api: FastAPI) -> AsyncIterator[None]:
+        yield
+        await readiness.close()
+
+    api = FastAPI(title="duly", version=version("duly"), lifespan=lifespan)
+    api.state.db = db
+    api.state.settings = settings
+    api.state.readiness = readiness
+    api.state.links = dict(FIRST_LINKS)
+    api.include_router(create_health_router(readiness))
+    api.include_router(_create_front_router())
+    for router in app.routers:
+        api.include_router(router)
+    return api
+
+
+def _create_front_router() -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+
+    @router.get("/")
+    async def front(request: Request) -> Response:
+        links: dict[str, str] = request.app.state.links
+        if not prefers_html(request.headers.get("accept", "")):
+            body = {"name": "duly", "version": request.app.version, "links": links}
+            return JSONResponse(body, headers={"Vary": "Accept"})
+        page = _templates.get_template("front.html").render(links=links, version=request.app.version)
+        return HTMLResponse(page, headers={**PAGE_HEADERS, "Vary": "Accept"})
+
+    @router.get("/front.css")
+    async def stylesheet() -> Response:
+        return Response((HERE / "static" / "front.css").read_bytes(), media_type="text/css", headers=PAGE_HEADERS)
+
+    return router
+
+
+def prefers_html(accept: str) -> bool:
+    """Whether a client names HTML, and wants it at least as much as JSON."""
+    weights = {"text/html": 0.0, "application/json": 0.0}
+    for part in accept.lower().split(","):
+        kind, *parameters = (piece.strip() for piece in part.split(";"))
+        if kind in weights:
+            weights[kind] = max(weights[kind], _quality(parameters))
+    return weights["text/html"] > 0 and weights["text/html"] >= weights["application/json"]
+
+
+def _quality(parameters: Sequence[str]) -> float:
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0

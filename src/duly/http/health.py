@@ -1,0 +1,140 @@
+"""Whether this process lives, whether it can do its work, and its numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from alembic.script import ScriptDirectory
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from duly.db import Database
+from duly.duty import Duty
+
+ANSWER_SECONDS = 2.0
+RETRY_AFTER_SECONDS = 2
+MIGRATIONS = Path(__file__).parents[1] / "migrations"
+READ_REVISION = "SELECT version_num FROM duly.schema_version"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that has to be right, in words without secrets: anybody may read them."""
+
+    ok: bool
+    detail: str
+
+
+class Readiness:
+    """Asks the database on a connection of its own, so that a busy pool does not look like an outage."""
+
+    def __init__(self, db: Database, duties: Sequence[Duty]) -> None:
+        self._db = db
+        self._duties = duties
+        self._connection: Any = None
+        self._asking: asyncio.Task[dict[str, Check]] | None = None
+
+    async def check(self) -> dict[str, Check]:
+        """Every check by name. Probes that arrive together share one look."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._look())
+        return await asyncio.shield(self._asking)
+
+    async def close(self) -> None:
+        """End the connection politely."""
+        if self._connection is not None:
+            with contextlib.suppress(Exception):
+                await self._connection.close(timeout=1)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+    async def _look(self) -> dict[str, Check]:
+        found = await self._look_at_database()
+        for duty in self._duties:
+            detail = duty.health.detail.partition(":")[0]  # the rest may quote the server: it is in the log
+            found[duty.name] = Check(duty.health.up and detail != "starting", detail)
+        return found
+
+    async def _look_at_database(self) -> dict[str, Check]:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                revision = await self._read_revision()
+        except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+            revision = None
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            self._hang_up()
+            late = isinstance(error, TimeoutError)
+            reason = f"no answer within {ANSWER_SECONDS:g} s" if late else f"away ({type(error).__name__})"
+            return {"database": Check(False, reason)}
+        return {"database": Check(True, "answers"), "schema": judge_revision(revision)}
+
+    async def _read_revision(self) -> str | None:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await self._db.connect(
+                application="duly-health", statement_timeout_seconds=ANSWER_SECONDS
+            )
+        revision: str | None = await self._connection.fetchval(READ_REVISION)
+        return revision
+
+
+def judge_revision(revision: str | None) -> Check:
+    """Whether this code works on that schema; a newer one only expands, so the last release runs on it."""
+    head, known = _revisions()
+    if revision == head:
+        return Check(True, "current")
+    if revision is None:
+        return Check(False, "missing: run `duly migrate`")
+    if revision in known:
+        return Check(False, f"{revision} is older than this code ({head}): run `duly migrate`")
+    return Check(True, f"{revision} is newer than this code ({head})")
+
+
+@cache
+def _revisions() -> tuple[str | None, frozenset[str]]:
+    scripts = ScriptDirectory(str(MIGRATIONS))
+    return scripts.get_current_head(), frozenset(script.revision for script in scripts.walk_revisions())
+
+
+def create_health_router(readiness: Readiness) -> APIRouter:
+    """The three endpoints that no one signs in for."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Alive: answers without asking anybody."""
+        return {"status": "alive"}
+
+    @router.get("/readyz", responses={503: {"description": "Something this process needs is missing"}})
+    async def readyz() -> JSONResponse:
+        """Ready: the database answers, the schema fits, and every duty does its work."""
+        return _readiness_response(await readiness.check())
+
+    @router.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Numbers in the text format of Prometheus."""
+        return Response(generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    return router
+
+
+def _readiness_response(checks: dict[str, Check]) -> JSONResponse:
+    body = {"checks": {name: asdict(check) for name, check in checks.items()}}
+    wrong = [f"{name}: {check.detail}" for name, check in checks.items() if not check.ok]
+    headers = {"Cache-Control": "no-store"}
+    if not wrong:
+        return JSONResponse({"status": "ready", **body}, headers=headers)
+    problem = {"type": "about:blank", "title": "Not ready", "status": 503, "detail": "; ".join(wrong), **body}
+    headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    return JSONResponse(problem, status_code=503, headers=headers, media_type="application/problem+json")

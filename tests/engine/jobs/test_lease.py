@@ -1,0 +1,385 @@
+"""The lease: who holds a job, how long, who takes over, and why a zombie cannot write (E3.5)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import Session
+
+from duly.db import Database, Tx
+from duly.jobs import sql
+from duly.jobs import worker as worker_module
+from duly.jobs.handlers import JobContext
+from duly.jobs.outcomes import Cancel, Done, Fail, Snooze
+from duly.jobs.schedule import schedule
+from duly.jobs.worker import Worker
+from tests.engine.jobs.witness import (
+    EFFECT, effects, expire_leases, is_empty, make_effects, outcomes, queue, until, working,
+)  # fmt: skip
+from tests.support import finish, handlers, python, rows, value
+
+DIES_IN_HANDLER = """
+import asyncio, os
+from duly.db import Database
+from duly.jobs.worker import Worker
+from tests.support import handlers
+
+async def work(): ...
+
+asyncio.run(Worker(Database(os.environ["DATABASE_URL"]), handlers(work)).run_once())
+"""
+
+
+async def schedule_work(db: Database, **options: Any) -> int:
+    async with db.transaction() as tx:
+        return await schedule(tx, "work", "e", **options)
+
+
+async def test_a_claimed_job_carries_a_lease_of_five_minutes(db: Database, dsn: str) -> None:
+    """E3.5: lock_expires_at is five minutes ahead by default, and says whose it is."""
+    seen: list[Any] = []
+
+    async def work() -> None:
+        seen.extend(
+            rows(
+                dsn,
+                "SELECT status, leased_by, extract(epoch FROM lock_expires_at - clock_timestamp())::float FROM duly.queue",
+            )
+        )
+
+    await schedule_work(db)
+    worker = Worker(db, handlers(work))
+    await worker.run_once()
+    [(status, leased_by, seconds)] = seen
+    assert (status, leased_by) == ("Running", worker.identity)
+    assert 290 < seconds <= 300
+
+
+async def test_a_job_of_a_dead_worker_is_taken_over_when_its_lease_ends(db: Database, dsn: str) -> None:
+    """E3.5: killed with -9, it is nobody's until the lease ends; then it is pending with one more retry."""
+    await schedule_work(db)
+    code, _ = finish(python(dsn, DIES_IN_HANDLER, failpoints="worker.before_handler=kill9"))
+    assert code == -9
+    retries: list[int] = []
+
+    async def work(ctx: JobContext) -> None:
+        retries.append(ctx.retry_count)
+
+    assert (await Worker(db, handlers(work)).run_once()).done == 0
+    assert queue(dsn) == [("e", "Running", 0)]
+    dead = value(dsn, "SELECT leased_by FROM duly.jobs")
+    expire_leases(dsn)
+    assert queue(dsn) == [("e", "Failed", 0)]
+    successor = Worker(db, handlers(work))
+    await successor.run_once()
+    assert retries == [1]
+    assert is_empty(dsn)
+    assert rows(
+        dsn, "SELECT outcome, succeeded, retry_count, worker FROM duly.executions ORDER BY lease_token"
+    ) == [("lost", False, 0, dead), ("done", True, 1, successor.identity)]
+
+
+async def test_a_lost_run_is_as_complete_in_the_history_as_any_other(db: Database, dsn: str) -> None:
+    """E3.5, E3.8: the run that was lost has its claim as its start, its own token, and a sentence."""
+    job_id = await schedule_work(db)
+    finish(python(dsn, DIES_IN_HANDLER, failpoints="worker.before_handler=kill9"))
+    claimed_at, token = rows(dsn, "SELECT claimed_at, lease_token FROM duly.jobs")[0]
+    expire_leases(dsn)
+
+    async def work() -> None: ...
+
+    await Worker(db, handlers(work)).run_once()
+    [found] = rows(
+        dsn,
+        """
+        SELECT job_id, name, entity_id, source, started_at, lease_token, message, completed_at > started_at
+        FROM duly.executions WHERE outcome = 'lost'
+        """,
+    )
+    assert found == (
+        job_id, "work", "e", "Deferred", claimed_at, token, "the lease expired: the worker died or stalled", True
+    )  # fmt: skip
+
+
+async def test_a_handler_that_kills_its_process_ends_in_the_dead_letters(db: Database, dsn: str) -> None:
+    """E3.5, E3.7: each death counts as an attempt; neighbours are worked on once; the killer does not run for ever."""
+    make_effects(dsn)
+    async with db.transaction() as tx:
+        await schedule(tx, "poison", "p", max_retries=1, priority=1)
+        await schedule(tx, "work", "n", priority=4)
+    code = """
+    import asyncio, os, signal
+    from sqlalchemy import text
+    from duly.db import Database, Tx
+    from duly.jobs.handlers import JobContext
+    from duly.jobs.worker import Worker
+    from tests.support import handlers
+
+    async def poison():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    async def work(ctx: JobContext, tx: Tx):
+        await tx.execute(text("INSERT INTO effects VALUES (:entity)"), {"entity": ctx.entity_id})
+
+    asyncio.run(Worker(Database(os.environ["DATABASE_URL"]), handlers(poison, work), concurrency=1).run_once())
+    """
+    assert finish(python(dsn, code))[0] == -9
+    expire_leases(dsn)
+    assert finish(python(dsn, code))[0] == -9
+    expire_leases(dsn)
+    assert finish(python(dsn, code))[0] == 0
+    assert rows(dsn, "SELECT entity_id, retry_count, reason, error_kind FROM duly.dead_letters") == [
+        ("p", 2, "worker_died", "WorkerDied")
+    ]
+    assert is_empty(dsn)
+    assert effects(dsn) == {"n": 1}
+
+
+# -- zombies -------------------------------------------------------------------------------------------------------
+
+
+class Scene:
+    """Two runs of one job: the first stalls after its write until it is let go, the second goes straight through."""
+
+    def __init__(self) -> None:
+        self.stalled = threading.Event()
+        self.let_go = threading.Event()
+        self.runs = 0
+
+    def is_first(self) -> bool:
+        self.runs += 1
+        return self.runs == 1
+
+    async def stall(self) -> None:
+        self.stalled.set()
+        await until(self.let_go.is_set, what="the zombie is let go")
+
+    def stall_thread(self) -> None:
+        self.stalled.set()
+        assert self.let_go.wait(15)
+
+
+def write_through_session(scene: Scene) -> Callable[..., Any]:
+    async def work(ctx: JobContext, tx: Tx) -> None:
+        first = scene.is_first()
+        await tx.execute(text(EFFECT), {"entity_id": ctx.entity_id, "run": "first" if first else "second"})
+        if first:
+            await scene.stall()
+
+    return work
+
+
+def write_through_connection(scene: Scene) -> Callable[..., Any]:
+    async def work(ctx: JobContext, tx: AsyncConnection) -> None:
+        first = scene.is_first()
+        await tx.execute(text(EFFECT), {"entity_id": ctx.entity_id, "run": "first" if first else "second"})
+        if first:
+            await scene.stall()
+
+    return work
+
+
+def write_through_asyncpg(scene: Scene) -> Callable[..., Any]:
+    async def work(ctx: JobContext, tx: asyncpg.Connection) -> None:
+        first = scene.is_first()
+        await tx.execute("INSERT INTO effects VALUES ($1, $2)", ctx.entity_id, "first" if first else "second")
+        if first:
+            await scene.stall()
+
+    return work
+
+
+def write_through_sync_session(scene: Scene) -> Callable[..., Any]:
+    def work(ctx: JobContext, tx: Session) -> None:
+        first = scene.is_first()
+        tx.execute(text(EFFECT), {"entity_id": ctx.entity_id, "run": "first" if first else "second"})
+        if first:
+            scene.stall_thread()
+
+    return work
+
+
+TRANSACTIONAL = [
+    write_through_session, write_through_connection, write_through_asyncpg, write_through_sync_session
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("written", TRANSACTIONAL, ids=lambda made: made.__name__)
+async def test_a_zombies_writes_roll_back_when_it_wakes_up(
+    db: Database, dsn: str, written: Callable[[Scene], Callable[..., Any]]
+) -> None:
+    """E3.5: it cannot write for a job it no longer holds, in whichever kind of transaction."""
+    make_effects(dsn)
+    scene = Scene()
+    known = handlers(written(scene))
+    await schedule_work(db)
+    zombie = Worker(db, known)
+    asleep = asyncio.create_task(zombie.run_once())
+    await until(scene.stalled.is_set, what="the first run has written")
+    expire_leases(dsn)
+    successor = Worker(db, known)
+    await successor.run_once()
+    assert rows(dsn, "SELECT run FROM effects") == [("second",)]
+    scene.let_go.set()
+    await asleep
+    assert rows(dsn, "SELECT run FROM effects") == [("second",)]
+    assert outcomes(dsn) == [("e", "lost", 0), ("e", "done", 1)]
+    assert zombie.counts == {"lost": 1}
+    assert successor.counts == {"done": 1}
+    assert is_empty(dsn)
+
+
+def ends_by(outcome: Any) -> Callable[[], Any]:
+    def end() -> Any:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    return end
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [Done("zombie"), Snooze(timedelta(0)), Cancel("zombie"), Fail("zombie"), RuntimeError("zombie")],
+    ids=lambda outcome: type(outcome).__name__,
+)
+async def test_a_zombie_can_neither_complete_nor_postpone_nor_bury(db: Database, dsn: str, outcome: Any) -> None:
+    """E3.5: however a handler without a transaction ends, the job stays with its new holder, untouched."""
+    scene, successor_may_end = Scene(), asyncio.Event()
+    end = ends_by(outcome)
+
+    async def work() -> Any:
+        if scene.is_first():
+            await scene.stall()
+            return end()
+        await successor_may_end.wait()
+        return Done("successor")
+
+    await schedule_work(db)
+    zombie, successor = Worker(db, handlers(work)), Worker(db, handlers(work))
+    asleep = asyncio.create_task(zombie.run_once())
+    await until(scene.stalled.is_set, what="the first run has begun")
+    expire_leases(dsn)
+    awake = asyncio.create_task(successor.run_once())
+    await until(lambda: scene.runs == 2, what="the second run has begun")
+    held = rows(dsn, "SELECT * FROM duly.jobs")
+    scene.let_go.set()
+    await asleep
+    assert zombie.counts == {"lost": 1}
+    assert rows(dsn, "SELECT * FROM duly.jobs") == held
+    assert queue(dsn) == [("e", "Running", 1)]
+    successor_may_end.set()
+    await awake
+    assert rows(dsn, "SELECT outcome, message FROM duly.executions WHERE outcome <> 'lost'") == [("done", "successor")]
+    assert is_empty(dsn)
+    assert value(dsn, "SELECT count(*) FROM duly.dead_letters") == 0
+
+
+async def test_a_handler_is_told_to_stop_when_its_lease_is_gone(db: Database, dsn: str) -> None:
+    """E3.5: the heartbeat finds that somebody else holds the job, and the handler is cancelled."""
+    began, told = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            told.set()
+            raise
+
+    await schedule_work(db)
+    worker = Worker(db, handlers(work), lease_seconds=1)
+    running = asyncio.create_task(worker.run_once())
+    await asyncio.wait_for(began.wait(), 10)
+    rows(dsn, "UPDATE duly.jobs SET lease_token = nextval('duly.lease_tokens'), leased_by = 'somebody else'")
+    await asyncio.wait_for(told.wait(), 10)
+    await running
+    assert worker.counts == {"lost": 1}
+    assert rows(dsn, "SELECT leased_by FROM duly.jobs") == [("somebody else",)]
+    assert outcomes(dsn) == []
+
+
+# -- the heartbeat -------------------------------------------------------------------------------------------------
+
+
+async def test_the_lease_is_renewed_while_the_handler_blocks_the_event_loop(db: Database, dsn: str) -> None:
+    """E3.5: renewal has a thread of its own; nobody takes over from a handler that lives, however rude it is."""
+    taken: list[Any] = []
+
+    async def work() -> None:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            ends = set()
+            deadline = time.monotonic() + 15
+            while len(ends) < 4 and time.monotonic() < deadline:  # the loop is blocked all the while: no await here
+                found = connection.execute("SELECT lease_expires_at FROM duly.jobs").fetchone()
+                assert found is not None
+                ends.add(found[0])
+                claim = {"names": ["work"], "limit": 1, "worker": "thief", "lease_seconds": 60}
+                taken.extend(connection.execute(sql.CLAIM_JOBS.percent.encode(), claim).fetchall())
+        assert max(ends) - min(ends) >= timedelta(seconds=0.9)
+
+    await schedule_work(db)
+    worker = Worker(db, handlers(work, max_retries=0), lease_seconds=1)
+    await worker.run_once()
+    assert worker.counts == {"done": 1}
+    assert taken == []
+
+
+async def test_a_job_that_waits_in_this_process_for_a_slot_keeps_its_lease(db: Database, dsn: str) -> None:
+    """E3.5: what was claimed ahead is renewed like what runs."""
+    done: list[str | None] = []
+
+    async def work(ctx: JobContext) -> None:
+        if not done:
+            before = value(dsn, "SELECT min(lease_expires_at) FROM duly.jobs")
+            assert value(dsn, "SELECT count(*) FROM duly.jobs WHERE lease_token IS NOT NULL") == 2
+            await until(lambda: value(dsn, "SELECT min(lease_expires_at) FROM duly.jobs") > before)
+        done.append(ctx.entity_id)
+
+    async with db.transaction() as tx:
+        await schedule(tx, "work", "1")
+        await schedule(tx, "work", "2")
+    worker = Worker(db, handlers(work), lease_seconds=1, concurrency=1)
+    await worker.run_once()
+    assert worker.counts == {"done": 2}
+
+
+async def test_a_handler_past_its_time_limit_loses_its_lease(
+    db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E3.5: whatever hangs is not renewed for ever; another worker takes over, and what hangs is fenced."""
+    monkeypatch.setattr(worker_module, "ABANDON_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr(worker_module, "WATCH_SECONDS", 0.05)
+    make_effects(dsn)
+    scene = Scene()
+
+    async def work(ctx: JobContext, tx: Tx) -> None:
+        first = scene.is_first()
+        await tx.execute(text(EFFECT), {"entity_id": ctx.entity_id, "run": "first" if first else "second"})
+        while first and not scene.let_go.is_set():
+            try:
+                await scene.stall()
+            except asyncio.CancelledError:
+                continue  # a handler that will not listen
+
+    await schedule_work(db)
+    hanging = Worker(db, handlers(work, timeout_seconds=0.3), lease_seconds=1)
+    async with working(hanging) as stop:
+        await until(lambda: queue(dsn) == [("e", "Failed", 0)], what="its lease ran out")
+        stop.set()
+        successor = Worker(db, handlers(work))
+        await successor.run_once()
+        assert successor.counts == {"done": 1}
+        scene.let_go.set()
+    assert rows(dsn, "SELECT run FROM effects") == [("second",)]
+    assert outcomes(dsn) == [("e", "lost", 0), ("e", "done", 1)]

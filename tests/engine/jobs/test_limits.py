@@ -1,0 +1,337 @@
+"""Who goes first, how many at once, and how long: priorities, limits by name, time limits, slow neighbours (E3.4)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from duly.db import Database, Tx
+from duly.jobs import worker as worker_module
+from duly.jobs.handlers import JobContext
+from duly.jobs.outcomes import Fail, Outcome, Snooze
+from duly.jobs.schedule import schedule
+from duly.jobs.worker import Worker
+from tests.engine.jobs.witness import (
+    EFFECT, effects, expire_leases, is_empty, make_effects, outcomes, queue, schedule_numbers, until, working,
+)  # fmt: skip
+from tests.support import finish, handlers, python, rows, value
+
+# -- priorities ----------------------------------------------------------------------------------------------------
+
+
+async def test_urgent_work_goes_first_and_the_oldest_of_equals(db: Database, dsn: str) -> None:
+    """E3.4: 1 before 2 before 3 before 4, across names; within a priority by time."""
+    started: list[str | None] = []
+
+    async def red(ctx: JobContext) -> None:
+        started.append(ctx.entity_id)
+
+    async def blue(ctx: JobContext) -> None:
+        started.append(ctx.entity_id)
+
+    async with db.transaction() as tx:
+        for priority in (3, 1, 4, 2):
+            for name in ("red", "blue"):
+                for age in (1, 2):
+                    run_at = value(dsn, f"SELECT duly.now() - interval '{age} minutes'")
+                    await schedule(tx, name, f"{priority} {-age} {name}", run_at, priority=priority)
+    await Worker(db, handlers(red, blue), concurrency=1).run_once()
+    assert [str(entity).split()[0] for entity in started] == sorted("1122333344441122")
+    for name in ("red", "blue"):
+        mine = [entity for entity in started if str(entity).endswith(name)]
+        assert [str(entity).split()[1] for entity in mine] == ["-2", "-1"] * 4
+
+
+async def test_a_long_queue_of_one_name_does_not_starve_another(db: Database, dsn: str) -> None:
+    """E3.4: every name gets its turn."""
+    started: list[str] = []
+
+    async def many(ctx: JobContext) -> None:
+        started.append("many")
+
+    async def few(ctx: JobContext) -> None:
+        started.append("few")
+
+    schedule_numbers(dsn, "many", 200)
+    rows(dsn, "SELECT duly.schedule('few', 'f')")
+    await Worker(db, handlers(many, few), concurrency=2).run_once()
+    assert started.index("few") < 20
+
+
+async def test_a_long_queue_of_one_name_does_not_starve_a_limited_one(db: Database, dsn: str) -> None:
+    """E3.4: also when the other may run only so often at once, and is more urgent."""
+    started: list[str] = []
+
+    async def many(ctx: JobContext) -> None:
+        started.append("many")
+
+    async def few(ctx: JobContext) -> None:
+        started.append("few")
+
+    schedule_numbers(dsn, "many", 200)
+    rows(dsn, "SELECT duly.schedule('few', 'f', priority => 1)")
+    known = handlers(many) | handlers(few, limit=1)
+    await Worker(db, known, concurrency=2).run_once()
+    assert started.index("few") < 20
+
+
+# -- so many of a name at once, everywhere -------------------------------------------------------------------------
+
+
+class Gauge:
+    """How many run now, and how many ran at most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.now -= 1
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_a_limit_holds_across_four_workers(db: Database, dsn: str, limit: int) -> None:
+    """E3.4: as many run at once as the limit says, and never one more, whoever runs them."""
+    make_effects(dsn)
+    gauge = Gauge()
+
+    async def work(ctx: JobContext, tx: Tx) -> None:
+        with gauge:
+            await tx.execute(text(EFFECT), {"entity_id": ctx.entity_id, "run": ""})
+            await tx.execute(text("SELECT pg_sleep(0.008 * (:number % 5))"), {"number": int(str(ctx.entity_id))})
+
+    schedule_numbers(dsn, "work", 40)
+    known = handlers(work, limit=limit)
+    workers = [Worker(db, known, concurrency=4) for _ in range(4)]
+    stop = asyncio.Event()
+    running = [asyncio.create_task(worker.run(stop)) for worker in workers]
+    await until(lambda: is_empty(dsn), seconds=40)
+    stop.set()
+    await asyncio.gather(*running)
+    assert gauge.most == limit
+    assert set(effects(dsn).values()) == {1}
+    assert len(effects(dsn)) == 40
+
+
+async def test_a_limit_holds_for_jobs_that_arrive_one_by_one(db: Database, dsn: str) -> None:
+    """E3.4: each running job has a slot of its own; the one too many waits until a slot is free."""
+    gauge, let_go = Gauge(), asyncio.Semaphore(0)
+
+    async def work() -> None:
+        with gauge:
+            await let_go.acquire()
+
+    worker = Worker(db, handlers(work, limit=2))
+    async with working(worker):
+        for number in range(1, 5):
+            rows(dsn, f"SELECT duly.schedule('work', '{number}')")
+            await until(lambda number=number: gauge.now == min(number, 2))  # type: ignore[misc]  # mypy: default
+        slots = rows(dsn, "SELECT slot FROM duly.jobs WHERE lease_token IS NOT NULL ORDER BY slot")
+        assert slots == [(1,), (2,)]
+        for _ in range(4):
+            let_go.release()
+        await until(lambda: is_empty(dsn))
+    assert gauge.most == 2
+
+
+@pytest.mark.parametrize("how", ["done", "snoozed", "failed", "retried"])
+async def test_a_slot_is_free_again_however_the_run_ended(db: Database, dsn: str, how: str) -> None:
+    """E3.4: success, snooze, dead letter, retry: the next one may run."""
+
+    async def work(ctx: JobContext) -> Outcome | None:
+        if ctx.entity_id == "1":
+            if how == "snoozed":
+                return Snooze(timedelta(hours=1))
+            if how == "failed":
+                return Fail("never")
+            if how == "retried":
+                raise RuntimeError("later")
+        return None
+
+    schedule_numbers(dsn, "work", 2)
+    worker = Worker(db, handlers(work, limit=1, backoff_seconds=[3600]))
+    await worker.run_once()
+    await worker.run_once()
+    assert ("2", "done", 0) in outcomes(dsn)
+    assert rows(dsn, "SELECT count(*) FROM duly.jobs WHERE slot IS NOT NULL") == [(0,)]
+
+
+async def test_the_slots_of_a_dead_worker_are_freed_with_its_leases(db: Database, dsn: str) -> None:
+    """E3.4, E3.5: until the lease ends the slot is taken; then others run, and the lost job too."""
+    schedule_numbers(dsn, "work", 3)
+    code = """
+    import asyncio, os
+    from duly.db import Database
+    from duly.jobs.worker import Worker
+    from tests.support import handlers
+
+    async def work(): ...
+
+    asyncio.run(Worker(Database(os.environ["DATABASE_URL"]), handlers(work, limit=1)).run_once())
+    """
+    assert finish(python(dsn, code, failpoints="worker.before_handler=kill9"))[0] == -9
+
+    async def work() -> None: ...
+
+    worker = Worker(db, handlers(work, limit=1))
+    assert (await worker.run_once()).done == 0
+    assert rows(dsn, "SELECT count(*) FROM duly.jobs WHERE slot IS NOT NULL") == [(1,)]
+    expire_leases(dsn)
+    while (await worker.run_once()).done:
+        pass
+    assert is_empty(dsn)
+    assert sorted(outcome for _, outcome, _ in outcomes(dsn)) == ["done", "done", "done", "lost"]
+
+
+# -- so long and no longer -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's own patience, in tenths of a second instead of seconds."""
+    monkeypatch.setattr(worker_module, "ABANDON_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr(worker_module, "WATCH_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_handler_that_hangs_is_ended_and_has_failed(db: Database, dsn: str) -> None:
+    """E3.5, E3.9: its writes are rolled back, it is retried like any failure, and the history says why."""
+    make_effects(dsn)
+
+    async def work(ctx: JobContext, tx: Tx) -> None:
+        await tx.execute(text(EFFECT), {"entity_id": ctx.entity_id, "run": ""})
+        await asyncio.Event().wait()
+
+    rows(dsn, "SELECT duly.schedule('work', 'e')")
+    async with asyncio.timeout(10):
+        await Worker(db, handlers(work, timeout_seconds=0.2)).run_once()
+    assert queue(dsn) == [("e", "Pending", 1)]
+    assert value(dsn, "SELECT message FROM duly.executions") == "TimeoutError: still running after 0.2 s"
+    assert effects(dsn) == {}
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_thread_that_hangs_is_fenced(db: Database, dsn: str) -> None:
+    """E3.5: a thread cannot be ended; its run has failed, and what it writes later rolls back."""
+    make_effects(dsn)
+    let_go, ended = threading.Event(), threading.Event()
+
+    def work(ctx: JobContext, tx: Session) -> None:
+        tx.execute(text(EFFECT), {"entity_id": ctx.entity_id, "run": ""})
+        let_go.wait(10)
+        ended.set()
+
+    rows(dsn, "SELECT duly.schedule('work', 'e')")
+    async with asyncio.timeout(10):
+        await Worker(db, handlers(work, timeout_seconds=0.2)).run_once()
+    assert queue(dsn) == [("e", "Pending", 1)]
+    let_go.set()
+    await until(ended.is_set)
+    busy = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%%'"
+    await until(lambda: value(dsn, busy, {}) == 0, what="the thread's transaction is over")
+    assert effects(dsn) == {}
+    assert queue(dsn) == [("e", "Pending", 1)]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_handler_that_ignores_its_end_is_abandoned_and_others_go_on(db: Database, dsn: str) -> None:
+    """E3.5: with a single slot; afterwards there is a single slot again, also when the deaf one returns."""
+    gauge, let_go, returned = Gauge(), asyncio.Event(), asyncio.Event()
+
+    async def deaf() -> None:
+        while not let_go.is_set():
+            try:
+                await let_go.wait()
+            except asyncio.CancelledError:
+                continue
+        returned.set()
+
+    async def work() -> None:
+        with gauge:
+            await asyncio.sleep(0.005)
+
+    rows(dsn, "SELECT duly.schedule('deaf', 'd', priority => 1)")
+    schedule_numbers(dsn, "work", 5)
+    known = handlers(deaf, timeout_seconds=0.2) | handlers(work)
+    worker = Worker(db, known, concurrency=1)
+    async with working(worker):
+        await until(lambda: value(dsn, "SELECT count(*) FROM duly.jobs WHERE name = 'work'") == 0)
+        assert value(dsn, "SELECT count(*) FROM duly.jobs WHERE name = 'deaf'") == 1
+        let_go.set()
+        await asyncio.wait_for(returned.wait(), 5)
+        schedule_numbers(dsn, "work", 20)
+        await until(lambda: value(dsn, "SELECT count(*) FROM duly.jobs WHERE name = 'work'") == 0)
+    assert gauge.most == 1
+
+
+async def test_a_synchronous_handler_does_not_block_the_others(db: Database, dsn: str) -> None:
+    """E3.9: the plain function waits for something that only an asynchronous handler can give."""
+    given = threading.Event()
+
+    def waits() -> str:
+        assert given.wait(10)
+        return "given"
+
+    async def gives() -> None:
+        given.set()
+
+    rows(dsn, "SELECT duly.schedule('waits', 'w', priority => 1), duly.schedule('gives', 'g', priority => 2)")
+    worker = Worker(db, handlers(waits, gives), concurrency=2)
+    async with asyncio.timeout(20):
+        await worker.run_once()
+    assert worker.counts == {"done": 2}
+
+
+async def test_as_many_handlers_run_at_once_as_there_are_slots(db: Database, dsn: str) -> None:
+    """E3.4: with transactions, without, and in threads; none waits for a connection of another's."""
+    together: dict[str, asyncio.Barrier] = {"plain": asyncio.Barrier(12), "in_tx": asyncio.Barrier(12)}
+    threads = threading.Barrier(12)
+
+    async def plain() -> None:
+        await together["plain"].wait()
+
+    async def in_tx(tx: Tx) -> None:
+        await tx.execute(text("SELECT 1"))
+        await together["in_tx"].wait()
+
+    def in_thread(tx: Session) -> None:
+        tx.execute(text("SELECT 1"))
+        threads.wait(10)
+
+    for name in ("plain", "in_tx", "in_thread"):
+        schedule_numbers(dsn, name, 12)
+        worker = Worker(db, handlers(plain, in_tx, in_thread, max_retries=0), concurrency=12)
+        async with asyncio.timeout(20):
+            await worker.run_once()
+        assert worker.counts == {"done": 12}, name
+
+
+async def test_a_transaction_left_open_by_a_stopped_process_ends_by_itself(db: Database, dsn: str) -> None:
+    """E3.5: a handler's transaction has an idle limit and a statement limit, in both kinds of handlers."""
+    shown: dict[str, list[Any]] = {}
+    limits = text("""
+        SELECT current_setting('idle_in_transaction_session_timeout'), current_setting('statement_timeout')
+    """)
+
+    async def work(tx: Tx) -> None:
+        shown["async"] = list((await tx.execute(limits)).one())
+
+    def in_thread(tx: Session) -> None:
+        shown["sync"] = list(tx.execute(limits).one())
+
+    rows(dsn, "SELECT duly.schedule('work'), duly.schedule('in_thread')")
+    await Worker(db, handlers(work, in_thread)).run_once()
+    assert "0" not in shown["async"]
+    assert "0" not in shown["sync"]

@@ -1,0 +1,104 @@
+"""A wire between duly and PostgreSQL that breaks at one statement: before it arrives, or after it took effect."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import parse_qs, urlsplit
+
+Cut = Literal["statement", "reply"]
+READY_FOR_QUERY = ord("Z")
+HEADER = struct.Struct("!cI")
+
+
+@dataclass
+class Wire:
+    """A proxy in front of a server. ``cut_next`` arms it; ``cuts`` counts how often it really broke."""
+
+    dsn: str
+    statement: bytes = b"COMMIT"
+    cut_next: Cut | None = None
+    cuts: int = 0
+
+
+@contextlib.asynccontextmanager
+async def breaking_wire(dsn: str) -> AsyncIterator[Wire]:
+    """A wire to the server of this address, which must be one with a socket directory."""
+    parts = urlsplit(dsn)
+    directory = parse_qs(parts.query)["host"][0]
+    open_writers: set[asyncio.StreamWriter] = set()
+
+    async def serve(client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        server, to_server = await asyncio.open_unix_connection(f"{directory}/.s.PGSQL.5432")
+        open_writers.update((to_client, to_server))
+        broken = asyncio.Event()
+        try:
+            both = asyncio.gather(
+                _forward_client(wire, client, to_server, broken), _forward_server(server, to_client, broken)
+            )
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                await both
+        finally:
+            for writer in (to_client, to_server):
+                open_writers.discard(writer)
+                writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    wire = Wire(f"postgresql://postgres@127.0.0.1:{port}{parts.path}?sslmode=disable")
+    try:
+        yield wire
+    finally:
+        listener.close()
+        for writer in open_writers:
+            writer.close()
+
+
+async def _forward_client(
+    wire: Wire, client: asyncio.StreamReader, to_server: asyncio.StreamWriter, broken: asyncio.Event
+) -> None:
+    length = await client.readexactly(4)  # the start-up message has no type
+    to_server.write(length + await client.readexactly(struct.unpack("!I", length)[0] - 4))
+    prepared: set[bytes] = set()
+    while True:
+        header = await client.readexactly(5)
+        kind, size = HEADER.unpack(header)
+        body = await client.readexactly(size - 4)
+        if _executes(wire.statement, kind, body, prepared) and wire.cut_next is not None:
+            cut, wire.cut_next = wire.cut_next, None
+            wire.cuts += 1
+            if cut == "statement":
+                raise ConnectionResetError("the wire broke before the statement arrived")
+            broken.set()  # the statement goes through; its answer does not
+        to_server.write(header + body)
+        await to_server.drain()
+
+
+def _executes(statement: bytes, kind: bytes, body: bytes, prepared: set[bytes]) -> bool:
+    """Whether this message begins to execute the statement: a simple query, an unnamed one, or a prepared one."""
+    if kind == b"Q":
+        return statement in body
+    if kind == b"P" and statement in body:
+        name = body.partition(b"\0")[0]
+        prepared.add(name)
+        return not name
+    return kind == b"B" and body.split(b"\0", 2)[1] in prepared - {b""}
+
+
+async def _forward_server(
+    server: asyncio.StreamReader, to_client: asyncio.StreamWriter, broken: asyncio.Event
+) -> None:
+    while True:
+        header = await server.readexactly(5)
+        kind, size = HEADER.unpack(header)
+        message = header + await server.readexactly(size - 4)
+        if broken.is_set():
+            if kind[0] == READY_FOR_QUERY:  # the server is done with it: only now does the wire break
+                raise ConnectionResetError("the wire broke before the answer arrived")
+            continue
+        to_client.write(message)
+        await to_client.drain()
