@@ -291,8 +291,7 @@ class Database:
     @contextlib.contextmanager
     def transaction_sync(self) -> Iterator[Session]:
         """The same for synchronous code, on psycopg."""
-        scope = Scope()
-        with Session(self.sync_engine, expire_on_commit=False, info={_SCOPE: scope}) as session:
+        with Session(self.sync_engine, expire_on_commit=False, info={_SCOPE: Scope()}) as session:
             yield session
             session.flush()
             try:
@@ -301,7 +300,6 @@ class Database:
                 if is_disconnect(error):
                     raise OutcomeUnknown(LOST_COMMIT) from error
                 raise
-        self._poker.poke_threadsafe(scope.pokes)
 
     # -- connections --------------------------------------------------------------------------------------------
 
@@ -314,7 +312,6 @@ class Database:
             command_timeout=timeout + 5,
             server_settings={
                 "application_name": application,
-                "duly.notify": "off",  # a commit through this file wakes the duties after it, not inside it
                 "statement_timeout": str(int(timeout * 1000)),
                 "idle_in_transaction_session_timeout": str(int(max(60.0, timeout) * 1000)),
                 "timezone": "UTC",
@@ -338,7 +335,7 @@ class Database:
             self.dsn,
             connect_timeout=max(1, int(self.settings.connect_timeout_seconds)),
             application_name="duly-sync",
-            options=f"-c duly.notify=off -c statement_timeout={timeout} -c timezone=UTC "
+            options=f"-c statement_timeout={timeout} -c timezone=UTC "
             f"-c idle_in_transaction_session_timeout={max(60_000, timeout)}",
         )
 
@@ -375,10 +372,13 @@ def origin_of(tx: Any) -> Origin:
     return origin
 
 
-def request_poke(tx: Any, channel: str) -> None:
-    """Remember, on a transaction that Database commits, whom to wake after its COMMIT."""
-    if scope := _scope(tx):
-        scope.pokes.add(channel)
+def request_poke(tx: Any, channel: str) -> bool:
+    """Remember, on a transaction that Database commits, whom to wake after its COMMIT; False for anybody else's."""
+    scope = _scope(tx)
+    if scope is None:
+        return False
+    scope.pokes.add(channel)
+    return True
 
 
 @contextlib.contextmanager
@@ -403,22 +403,15 @@ class Poker:
         self._wanted: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._connection: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     def poke(self, channels: Any) -> None:
         """Ask for a wake-up; returns at once. A lost one costs a poll interval, nothing else."""
         wanted = set(channels)
         if not wanted:
             return
-        self._loop = asyncio.get_running_loop()
         self._wanted |= wanted
         if self._task is None or self._task.done():
-            self._task = self._loop.create_task(self._send())
-
-    def poke_threadsafe(self, channels: Any) -> None:
-        """The same from a worker thread."""
-        if channels and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.poke, tuple(channels))
+            self._task = asyncio.get_running_loop().create_task(self._send())
 
     async def _send(self) -> None:
         while self._wanted:

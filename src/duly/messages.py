@@ -217,6 +217,16 @@ def _key(key: Any, path: str) -> str:
     return _storable(key, path)
 
 
+def check_text(text: str, what: str) -> str:
+    """Text that PostgreSQL can store, or a BadPayload that says why not."""
+    return _storable(text, what)
+
+
+def storable(text: str) -> str:
+    """The text with whatever PostgreSQL cannot store replaced: for error messages of others."""
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
 def _storable(text: str, path: str) -> str:
     if "\x00" in text:
         raise BadPayload(f"{path}: text with a NUL character cannot be stored")

@@ -60,13 +60,17 @@ def database_address(settings: Settings) -> Iterator[str]:
 
 
 def _checked_address(address: str) -> str:
+    """Refuse what cannot be read, in words of our own: those of the drivers repeat the password."""
     try:
-        psycopg.conninfo.conninfo_to_dict(normal_dsn(address))
-    except psycopg.ProgrammingError:  # its text repeats the address, and with it the password
+        ports = str(psycopg.conninfo.conninfo_to_dict(normal_dsn(address)).get("port") or "")
+    except psycopg.ProgrammingError:
+        ports = "unknown"
+    is_url = not address or normal_dsn(address).startswith("postgresql://")  # empty: the PG* variables say it
+    if not is_url or not all(port.isdigit() for port in ports.split(",") if port):
         raise Refused(
             "DATABASE_URL cannot be read: write it as postgresql://user:password@host:5432/database, "
             "with special characters of the password percent-encoded"
-        ) from None
+        )
     return address
 
 

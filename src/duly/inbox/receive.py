@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,89}")
 _PATTERN = re.compile(r"[A-Za-z*][A-Za-z0-9_.:*-]{0,199}")
 
 LOAD_EVENTS = Statement("""
-SELECT e.id, e.type, e.topic, e.aggregate_id, e.payload, e.headers, e.created_at,
+SELECT e.id, e.type, e.topic, e.aggregate_id, e.payload::text, e.headers::text, e.created_at,
        EXISTS (SELECT 1 FROM duly.processed_events p
                WHERE p.consumer = CAST(:consumer AS text) AND p.event_id = e.id) AS processed
 FROM duly.events e WHERE e.id = ANY(CAST(:ids AS uuid[]))
@@ -44,10 +44,16 @@ class Consumer(Handler):
         """Give each job its event, in one statement."""
         ids = [job.event_id for job in jobs if job.event_id is not None]
         rows = await fetch(connection, LOAD_EVENTS, consumer=self.consumer, ids=ids)
-        events = {row[0]: (as_event(row), row[7]) for row in rows}
+        found = {row[0]: row for row in rows}
         for job in jobs:
-            if job.event_id in events:
-                job.argument, job.duplicate = events[job.event_id]
+            row = found.get(job.event_id)
+            if row is None:
+                job.unreadable = f"event {job.event_id} is no longer in the history"
+                continue
+            try:
+                job.argument, job.duplicate = as_event(row), row[7]
+            except (ValueError, RecursionError) as error:
+                job.unreadable = f"event {job.event_id} cannot be decoded: {type(error).__name__}"
 
     async def mark(self, tx: Any, jobs: Sequence[Job]) -> set[int]:
         """Write the inbox rows; the jobs whose event had one already."""
@@ -61,10 +67,8 @@ class Consumer(Handler):
 
 
 def as_event(row: Sequence[Any]) -> Event:
-    """An event from a row of the history."""
-    payload = load_json(row[4]) if isinstance(row[4], str) else row[4]
-    headers = load_json(row[5]) if isinstance(row[5], str) else row[5]
-    return Event(row[0], row[1], row[2], row[3], payload, headers, row[6])
+    """An event from a row whose JSON is still text; ValueError or RecursionError when Python cannot hold it."""
+    return Event(row[0], row[1], row[2], row[3], load_json(row[4]), load_json(row[5]), row[6])
 
 
 def matches(pattern: str, *, type_: str, topic: str) -> bool:

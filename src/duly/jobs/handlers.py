@@ -15,6 +15,7 @@ import asyncpg
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
+from duly.db import load_json
 from duly.errors import Invalid
 from duly.ids import uuid7
 from duly.jobs.outcomes import Cancel, Done, Fail, Snooze
@@ -48,7 +49,7 @@ class Job:
     id: int
     name: str
     entity_id: str | None
-    payload: dict[str, Any]
+    payload_text: str
     priority: int
     run_at: datetime
     due_at: datetime
@@ -68,6 +69,7 @@ class Job:
     claimed_mono: float
     argument: Any = None
     duplicate: bool = False
+    unreadable: str | None = None  # why the event of this job cannot be given to anybody
 
 
 def job_from(row: Sequence[Any], claimed_mono: float) -> Job:
@@ -79,13 +81,14 @@ def job_from(row: Sequence[Any], claimed_mono: float) -> Job:
 class JobContext:
     """What a handler knows of its run, and how it reports. Returning is success, raising is failure."""
 
-    __slots__ = ("_failure", "_job", "_message", "_progress", "started_at")
+    __slots__ = ("_failure", "_job", "_message", "_payload", "_progress", "started_at")
 
     def __init__(self, job: Job, started_at: datetime, progress: Callable[[int, str], None]) -> None:
         self._job = job
         self._progress = progress
         self._message: str | None = None
         self._failure: str | None = None
+        self._payload: dict[str, Any] | None = None
         self.started_at = started_at
 
     @property
@@ -111,7 +114,9 @@ class JobContext:
     @property
     def payload(self) -> dict[str, Any]:
         """What was given when it was scheduled."""
-        return self._job.payload
+        if self._payload is None:
+            self._payload = load_json(self._job.payload_text)
+        return self._payload
 
     @property
     def due_at(self) -> datetime:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from duly.db import Statement, fetch, fetch_sync, origin_of, request_poke
 from duly.errors import AlreadyScheduled, Invalid
-from duly.messages import check_name, encode_payload
+from duly.messages import check_name, check_text, encode_payload
 
 OnConflict = Literal["replace", "keep", "reject", "allow"]
 MAX_JOBS_AT_ONCE = 10_000
@@ -21,7 +21,8 @@ SELECT duly.schedule_many(CAST(:names AS text[]), CAST(:entity_ids AS text[]), C
                           CAST(CAST(:payloads AS text[]) AS jsonb[]), CAST(:on_conflict AS text),
                           CAST(:priority AS smallint), CAST(:max_retries AS smallint),
                           CAST(:backoff_seconds AS integer[]), 'Deferred',
-                          CAST(:correlation_id AS uuid), CAST(:causation_id AS uuid), CAST(:traceparent AS text))
+                          CAST(:correlation_id AS uuid), CAST(:causation_id AS uuid), CAST(:traceparent AS text),
+                          CAST(:notify AS boolean))
 """)
 CANCEL = Statement("SELECT duly.cancel(CAST(:name AS text), CAST(:entity_id AS text))")
 
@@ -55,8 +56,7 @@ async def schedule(
     """
     job = NewJob(name, entity_id, run_at, payload or {})
     values = _values(tx, [job], on_conflict, priority, max_retries, backoff)
-    rows = await fetch(tx, SCHEDULE, **values)
-    request_poke(tx, "jobs")
+    rows = await fetch(tx, SCHEDULE, notify=not request_poke(tx, "jobs"), **values)
     return _only(rows, job)
 
 
@@ -72,8 +72,8 @@ async def schedule_many(
     """Schedule many jobs in one statement; how many are now pending because of it."""
     if not jobs:
         return 0
-    rows = await fetch(tx, SCHEDULE, **_values(tx, jobs, on_conflict, priority, max_retries, backoff))
-    request_poke(tx, "jobs")
+    values = _values(tx, jobs, on_conflict, priority, max_retries, backoff)
+    rows = await fetch(tx, SCHEDULE, notify=not request_poke(tx, "jobs"), **values)
     if on_conflict == "reject" and len(rows) < len(jobs):
         raise AlreadyScheduled(f"{len(jobs) - len(rows)} of these jobs are pending already")
     return len(rows)
@@ -99,8 +99,8 @@ def schedule_sync(
 ) -> int:
     """``schedule`` on a synchronous session or connection."""
     job = NewJob(name, entity_id, run_at, payload or {})
-    rows = fetch_sync(tx, SCHEDULE, **_values(tx, [job], on_conflict, priority, max_retries, backoff))
-    request_poke(tx, "jobs")
+    values = _values(tx, [job], on_conflict, priority, max_retries, backoff)
+    rows = fetch_sync(tx, SCHEDULE, notify=True, **values)
     return _only(rows, job)
 
 
@@ -179,9 +179,9 @@ def _job_name(name: str) -> str:
 
 def _entity(entity_id: str | UUID | int) -> str:
     text = str(entity_id)
-    if not 1 <= len(text) <= 200 or "\x00" in text:
+    if not 1 <= len(text) <= 200:
         raise Invalid("an entity id is text of 1 to 200 characters")
-    return text
+    return check_text(text, "entity id")
 
 
 def _aware(moment: datetime | None) -> datetime | None:

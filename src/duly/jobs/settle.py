@@ -12,6 +12,7 @@ from duly.jobs import sql
 from duly.jobs.handlers import MAX_MESSAGE, Handler, Job, ReportedFailure
 from duly.jobs.outcomes import Cancel, Done, Fail, Outcome, Snooze
 from duly.jobs.retry import backoff
+from duly.messages import storable
 
 
 @dataclass(slots=True)
@@ -115,4 +116,4 @@ def _values(settlements: Sequence[Settlement], worker: str) -> dict[str, Any]:
 def _clip(message: str | None) -> str | None:
     if message is None:
         return None
-    return message.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()[:MAX_MESSAGE]
+    return storable(message[:MAX_MESSAGE])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from duly.db import Statement
 
 _CLAIMED = """
-    id, name, entity_id, payload, priority, run_at, due_at, original_delay, retry_count, max_retries, backoff_seconds,
+    id, name, entity_id, payload::text AS payload, priority, run_at, due_at, original_delay, retry_count, max_retries, backoff_seconds,
     source, event_id, correlation_id, causation_id, traceparent, lease_token, claimed_at, lost_by
 """
 

@@ -246,7 +246,7 @@ class Worker(Duty):
         limit = handler.timeout_seconds or self.time_limit_seconds
         ready: list[Job] = []
         for job in jobs:
-            if (ended := settle.decide_takeover(job, handler)) or (ended := _event_missing(handler, job)):
+            if (ended := settle.decide_takeover(job, handler)) or (ended := _event_missing(job)):
                 self._finish([ended])
             else:
                 ready.append(job)
@@ -462,8 +462,7 @@ class Worker(Duty):
             self._leases.drop(job)
 
 
-def _event_missing(handler: Handler, job: Job) -> Settlement | None:
-    if job.event_id is None or job.argument is not None:
+def _event_missing(job: Job) -> Settlement | None:
+    if job.unreadable is None:
         return None
-    message = f"event {job.event_id} is no longer in the history"
-    return Settlement(job, "buried", 0.0, message, reason="event_missing", error_kind="EventMissing")
+    return Settlement(job, "buried", 0.0, job.unreadable, reason="event_missing", error_kind="EventMissing")

@@ -8,14 +8,15 @@ from uuid import UUID
 
 from duly.db import Statement, fetch, fetch_sync, origin_of, request_poke
 from duly.errors import Invalid
-from duly.messages import EventBody, NewEvent, encode_payload
+from duly.messages import EventBody, NewEvent, check_text, encode_payload
 from duly.telemetry import Origin
 
 MAX_EVENTS_AT_ONCE = 10_000
 
 EMIT = Statement("""
 SELECT duly.emit_many(CAST(:types AS text[]), CAST(:topics AS text[]), CAST(:aggregate_ids AS text[]),
-                      CAST(CAST(:payloads AS text[]) AS jsonb[]), CAST(CAST(:headers AS text[]) AS jsonb[]))
+                      CAST(CAST(:payloads AS text[]) AS jsonb[]), CAST(CAST(:headers AS text[]) AS jsonb[]),
+                      CAST(:notify AS boolean))
 """)
 
 
@@ -24,8 +25,7 @@ async def emit(tx: Any, *events: EventBody | NewEvent) -> list[UUID]:
     values = _values(tx, events)
     if not values:
         return []
-    rows = await fetch(tx, EMIT, **values)
-    request_poke(tx, "outbox")
+    rows = await fetch(tx, EMIT, notify=not request_poke(tx, "outbox"), **values)
     return [row[0] for row in rows]
 
 
@@ -34,8 +34,7 @@ def emit_sync(tx: Any, *events: EventBody | NewEvent) -> list[UUID]:
     values = _values(tx, events)
     if not values:
         return []
-    rows = fetch_sync(tx, EMIT, **values)
-    request_poke(tx, "outbox")
+    rows = fetch_sync(tx, EMIT, notify=True, **values)
     return [row[0] for row in rows]
 
 
@@ -56,13 +55,9 @@ def _values(tx: Any, events: Sequence[EventBody | NewEvent]) -> dict[str, list[s
 
 
 def _aggregate(event: NewEvent) -> str:
-    if (
-        not isinstance(event.aggregate_id, str)
-        or not 1 <= len(event.aggregate_id) <= 200
-        or "\x00" in event.aggregate_id
-    ):
+    if not isinstance(event.aggregate_id, str) or not 1 <= len(event.aggregate_id) <= 200:
         raise Invalid(f"{event.type}: the aggregate id must be text of 1 to 200 characters")
-    return event.aggregate_id
+    return check_text(event.aggregate_id, f"{event.type}: aggregate id")
 
 
 def _headers(event: NewEvent, origin: Origin) -> dict[str, str]:
@@ -71,4 +66,7 @@ def _headers(event: NewEvent, origin: Origin) -> dict[str, str]:
         "causation_id": origin.causation_id,
         "traceparent": origin.traceparent,
     }
+    for name, value in event.headers.items():
+        if not isinstance(value, str):
+            raise Invalid(f"{event.type}: the header {name!r} must be text, not {type(value).__name__}")
     return {name: str(value) for name, value in known.items() if value is not None} | dict(event.headers)

@@ -15,11 +15,12 @@ from typing import Any
 import structlog
 from opentelemetry.trace import SpanKind
 
-from duly.db import Database, atomic, fetch
+from duly.clock import monotonic
+from duly.db import Database, atomic, fetch, load_json
 from duly.duty import Cycle, Duty
 from duly.failpoints import failpoint
 from duly.inbox.receive import JOB_PREFIX, as_event, matches
-from duly.messages import Event
+from duly.messages import Event, storable
 from duly.outbox import sql
 from duly.outbox.transports import Transport
 from duly.telemetry import EVENTS_PUBLISHED, PUBLISH_FAILURES, span, tracing
@@ -28,16 +29,18 @@ from duly.wakeup import Wakeup
 log = structlog.get_logger("duly.relay")
 LANES = 64
 LANE_LEASE_SECONDS = 60.0
-PUBLISH_SECONDS = 30.0
 RECOUNT_CYCLES = 20
 
 
 @dataclass(frozen=True)
 class Pending:
-    """An event that is to be published."""
+    """An event that is to be published, as the row has it; it is decoded only to be sent outside."""
 
     seq: int
-    event: Event
+    row: Sequence[Any]
+    type: str
+    topic: str
+    aggregate_id: str
     lane: int
     holds: bool  # later events of its aggregate are parked behind it
 
@@ -80,6 +83,8 @@ class Relay(Duty):
             self.db.poke("jobs")
         worked = published + failed + held
         wait = None if worked else (await fetch(connection, sql.SECONDS_TO_NEXT_EVENT))[0][0]
+        if wait is not None and wait <= 0:  # due, but another relay has its lane
+            wait = None
         return Cycle(worked, wait_seconds=wait, facts={"published": published, "failed": failed, "held": held})
 
     # -- PostgreSQL is the transport ----------------------------------------------------------------------------
@@ -127,33 +132,38 @@ class Relay(Duty):
     async def _send(
         self, transport: Transport, pending: Sequence[Pending]
     ) -> tuple[list[Pending], list[tuple[Pending, str]]]:
-        """In waves: one event of each aggregate at a time, and none after one that failed."""
+        """In waves: one event of each aggregate at a time, none after one that failed, and no longer than the lease.
+
+        What was not sent in time stays pending: a slow broker makes the batches smaller, it does not lose the lanes.
+        """
+        enough_at = monotonic() + LANE_LEASE_SECONDS / 3
         queues: dict[str, list[Pending]] = {}
         for one in pending:
-            queues.setdefault(one.event.aggregate_id, []).append(one)
+            queues.setdefault(one.aggregate_id, []).append(one)
         sent: list[Pending] = []
         failures: list[tuple[Pending, str]] = []
-        while queues:
+        while queues and monotonic() < enough_at:
             wave = [queue.pop(0) for queue in queues.values()]
             for one, error in zip(wave, await _publish(transport, wave), strict=True):
                 if error is None:
                     sent.append(one)
                 else:
                     failures.append((one, error))
-                    queues.pop(one.event.aggregate_id)
+                    queues.pop(one.aggregate_id)
             queues = {aggregate: queue for aggregate, queue in queues.items() if queue}
         return sent, failures
 
     # -- both ---------------------------------------------------------------------------------------------------
 
     async def _lock_lanes(self, connection: Any) -> list[int]:
-        rows = await fetch(connection, sql.LOCK_LANES, turn=self._cycles, share=self._share)
+        rows = await fetch(connection, sql.LOCK_LANES, turn=self._cycles, share=self._share, relay=self.identity)
         return [row[0] for row in rows]
 
     async def _fetch(self, connection: Any, lanes: Sequence[int]) -> tuple[list[Pending], list[int]]:
-        rows = await fetch(connection, sql.FETCH_EVENTS, lanes=lanes, batch=self.batch) if lanes else []
+        bodies = self.transport is not None
+        rows = await fetch(connection, sql.FETCH_EVENTS, lanes=lanes, batch=self.batch, bodies=bodies) if lanes else []
         rows = sorted(rows, key=lambda row: row[0])
-        pending = [Pending(row[0], as_event(row[1:8]), row[8], row[10]) for row in rows if not row[9]]
+        pending = [Pending(row[0], row[1:8], row[2], row[3], row[4], row[8], row[10]) for row in rows if not row[9]]
         return pending, [row[0] for row in rows if row[9]]
 
     async def _settle(
@@ -170,7 +180,7 @@ class Relay(Duty):
             await self._fail(connection, failures)
         if held:
             await fetch(connection, sql.PARK_EVENTS, seqs=held)
-        if freed := [one.event.aggregate_id for one in published if one.holds]:
+        if freed := [one.aggregate_id for one in published if one.holds]:
             await fetch(connection, sql.UNPARK_AGGREGATES, aggregates=freed)
 
     async def _move(self, connection: Any, published: Sequence[Pending]) -> None:
@@ -191,7 +201,7 @@ class Relay(Duty):
     async def _fail(self, connection: Any, failures: Sequence[tuple[Pending, str]]) -> None:
         rows = await fetch(
             connection, sql.FAIL_EVENTS, seqs=[one.seq for one, _ in failures],
-            errors=[error[:2000] for _, error in failures], attempts=self.db.settings.publish_attempts,
+            errors=[storable(error[:2000]) for _, error in failures], attempts=self.db.settings.publish_attempts,
         )  # fmt: skip
         for event_id, topic, type_, attempts, is_final in rows:
             PUBLISH_FAILURES.labels(topic).inc()
@@ -207,10 +217,10 @@ class Relay(Duty):
     def _count(self, published: Sequence[Pending]) -> None:
         traced = tracing()
         for one in published:
-            EVENTS_PUBLISHED.labels(one.event.topic).inc()
+            EVENTS_PUBLISHED.labels(one.topic).inc()
             if traced:
-                parent, attributes = one.event.headers.get("traceparent"), {"duly.event.id": str(one.event.id)}
-                with span(f"publish {one.event.type}", kind=SpanKind.PRODUCER, parent=parent, attributes=attributes):
+                parent, attributes = _traceparent(one), {"duly.event.id": str(one.row[0])}
+                with span(f"publish {one.type}", kind=SpanKind.PRODUCER, parent=parent, attributes=attributes):
                     pass
 
     async def close(self) -> None:
@@ -221,23 +231,40 @@ class Relay(Duty):
 
 
 async def _publish(transport: Transport, wave: Sequence[Pending]) -> Sequence[str | None]:
+    readable: dict[int, Event] = {}
+    errors: dict[int, str | None] = {}
+    for one in wave:
+        try:
+            readable[one.seq] = as_event(one.row)
+        except (ValueError, RecursionError) as error:
+            errors[one.seq] = f"cannot be decoded: {type(error).__name__}: {error}"
     try:
-        async with asyncio.timeout(PUBLISH_SECONDS):
-            return await transport.publish([one.event for one in wave])
+        async with asyncio.timeout(LANE_LEASE_SECONDS / 2):
+            answers = await transport.publish(list(readable.values()))
+        errors |= dict(zip(readable, answers, strict=True))
     except Exception as error:  # noqa: BLE001 - whatever a broker's client raises is a failed attempt
-        return [f"{type(error).__name__}: {error}"] * len(wave)
+        errors |= dict.fromkeys(readable, f"{type(error).__name__}: {error}")
+    return [errors[one.seq] for one in wave]
+
+
+def _traceparent(one: Pending) -> str | None:
+    try:
+        found = load_json(one.row[5]).get("traceparent")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _routes(published: Sequence[Pending], consumers: Sequence[Sequence[Any]]) -> list[tuple[int, str, bool, str]]:
     known: dict[tuple[str, str], list[tuple[str, bool]]] = {}
     routes: list[tuple[int, str, bool, str]] = []
     for one in published:
-        kind = (one.event.type, one.event.topic)
+        kind = (one.type, one.topic)
         if kind not in known:
             known[kind] = [
                 (name, ordered)
                 for name, patterns, ordered in consumers
                 if any(matches(pattern, type_=kind[0], topic=kind[1]) for pattern in patterns)
             ]
-        routes += [(one.seq, name, ordered, one.event.aggregate_id) for name, ordered in known[kind]]
+        routes += [(one.seq, name, ordered, one.aggregate_id) for name, ordered in known[kind]]
     return routes

@@ -8,7 +8,7 @@ from duly.db import Statement
 # cannot see an event that the lane's last relay has just published.
 LOCK_LANES = Statement("""
 SELECT lane FROM duly.lanes
-WHERE lease_expires_at IS NULL OR lease_expires_at < clock_timestamp()
+WHERE lease_expires_at IS NULL OR lease_expires_at < clock_timestamp() OR leased_by = CAST(:relay AS text)
 ORDER BY (lane + CAST(:turn AS int)) % 64 LIMIT CAST(:share AS int) FOR UPDATE SKIP LOCKED
 """)
 LEASE_LANES = Statement("""
@@ -25,12 +25,13 @@ WHERE lease_token = CAST(:token AS bigint) RETURNING lane
 # One index range a lane, in order of seq. An event with an unsettled earlier one of its aggregate that is backing
 # off, failed or parked is not taken, but marked so that it is parked.
 FETCH_EVENTS = Statement("""
-SELECT e.seq, e.id, e.type, e.topic, e.aggregate_id, e.payload, e.headers, e.created_at, e.lane, e.held, e.holds
+SELECT e.seq, e.id, e.type, e.topic, e.aggregate_id, CASE WHEN CAST(:bodies AS boolean) THEN e.payload::text END,
+       e.headers::text, e.created_at, e.lane, e.held, e.holds
 FROM (SELECT lane FROM unnest(CAST(:lanes AS smallint[])) WITH ORDINALITY AS l(lane, place) ORDER BY place) AS mine
 CROSS JOIN LATERAL (
     SELECT o.*, EXISTS (SELECT 1 FROM duly.outbox b
                         WHERE b.aggregate_id = o.aggregate_id AND b.seq < o.seq
-                          AND (b.parked OR b.attempts > 0)) AS held,
+                          AND (b.parked OR b.attempts > 0 OR b.retry_at IS NOT NULL)) AS held,
            EXISTS (SELECT 1 FROM duly.outbox b WHERE b.aggregate_id = o.aggregate_id AND b.parked) AS holds
     FROM duly.outbox o
     WHERE o.lane = mine.lane AND NOT o.parked AND o.failed_at IS NULL
@@ -120,7 +121,7 @@ WHERE seq = ANY(ARRAY(
     SELECT o.seq FROM duly.outbox o
     WHERE o.parked AND NOT EXISTS (SELECT 1 FROM duly.outbox b
                                    WHERE b.aggregate_id = o.aggregate_id AND b.seq < o.seq
-                                     AND (b.parked OR b.attempts > 0))
+                                     AND (b.parked OR b.attempts > 0 OR b.retry_at IS NOT NULL))
     ORDER BY o.seq LIMIT 1000))
 RETURNING seq
 """)

@@ -61,7 +61,12 @@ outbox = Table(
     postgresql_with={"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.02, "autovacuum_vacuum_cost_delay": 0},
 )
 Index("outbox_ready", outbox.c.lane, outbox.c.seq, postgresql_where=text("NOT parked AND failed_at IS NULL"))
-Index("outbox_blockers", outbox.c.aggregate_id, outbox.c.seq, postgresql_where=text("parked OR attempts > 0"))
+Index(
+    "outbox_blockers",
+    outbox.c.aggregate_id,
+    outbox.c.seq,
+    postgresql_where=text("parked OR attempts > 0 OR retry_at IS NOT NULL"),
+)
 Index("outbox_retries", outbox.c.retry_at, postgresql_where=text("attempts > 0 AND failed_at IS NULL"))
 
 lanes = Table(

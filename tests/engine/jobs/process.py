@@ -74,10 +74,13 @@ async def _work(order: Order) -> int:
     db = Database(order.dsn, settings=Settings(shutdown_grace_seconds=5, job_timeout_seconds=30))
     stop, signalled = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, lambda: (signalled.set(), stop.set()))
-    worker = Worker(
-        db, _handlers(db, order, stop), concurrency=order.concurrency, lease_seconds=order.lease_seconds
-    )
+
+    def receive() -> None:
+        signalled.set()
+        stop.set()
+
+    loop.add_signal_handler(signal.SIGTERM, receive)
+    worker = Worker(db, _handlers(db, order, stop), concurrency=order.concurrency, lease_seconds=order.lease_seconds)
     if order.forever:
         idle = asyncio.create_task(_stop_when_idle(db, stop))
         await worker.run(stop)

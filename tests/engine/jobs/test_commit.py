@@ -18,7 +18,16 @@ from duly.jobs.handlers import JobContext
 from duly.jobs.schedule import schedule
 from duly.jobs.worker import Worker
 from tests.engine.jobs.wire import Cut, Wire, breaking_wire
-from tests.engine.jobs.witness import EFFECT, effects, is_empty, make_effects, outcomes, queue, terminate_backends, until
+from tests.engine.jobs.witness import (
+    EFFECT,
+    effects,
+    is_empty,
+    make_effects,
+    outcomes,
+    queue,
+    terminate_backends,
+    until,
+)
 from tests.support import handlers, rows, value
 
 Ending = Callable[[], None]
@@ -176,7 +185,7 @@ async def on_wire(wire: Wire, function: Callable[..., Any]) -> Worker:
     try:
         async with asyncio.timeout(30):
             await worker.run_once()
-            while await worker.db.with_pool(1).run(lambda tx: _waiting(tx), confirm=False):
+            while await behind.run(_waiting, confirm=False):
                 await worker.run_once()
     finally:
         await behind.close()
@@ -192,7 +201,7 @@ async def _waiting(tx: Tx) -> int:
 async def test_a_commit_without_an_answer_is_looked_up_and_never_guessed(
     db: Database, dsn: str, through: Callable[[Ending], Any], cut: Cut
 ) -> None:
-    """E3.11: lost before it arrived, the job runs again; lost after it took effect, it does not. No attempt is counted."""
+    """E3.11: lost before it arrived, the job runs again; lost after it took effect, it does not; no attempt is used."""
     make_effects(dsn)
     await schedule_work(db)
     async with breaking_wire(dsn) as wire:
@@ -236,10 +245,8 @@ async def test_a_backend_that_is_terminated_before_commit_costs_no_attempt(
     assert value(dsn, "SELECT count(*) FROM duly.dead_letters") == 0
 
 
-async def test_a_settlement_without_an_answer_is_written_again_and_takes_effect_once(
-    db: Database, dsn: str
-) -> None:
-    """E3.5, E3.11: handlers without a transaction are settled in batches; a batch cut off is repeated with its tokens."""
+async def test_a_settlement_without_an_answer_is_written_again_and_takes_effect_once(db: Database, dsn: str) -> None:
+    """E3.5: handlers without a transaction are settled in batches; a batch cut off is repeated with its tokens."""
     runs: list[str | None] = []
 
     async def work(ctx: JobContext) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -24,7 +24,15 @@ from duly.jobs.outcomes import Cancel, Done, Fail, Snooze
 from duly.jobs.schedule import schedule
 from duly.jobs.worker import Worker
 from tests.engine.jobs.witness import (
-    EFFECT, effects, expire_leases, is_empty, make_effects, outcomes, queue, until, working,
+    EFFECT,
+    effects,
+    expire_leases,
+    is_empty,
+    make_effects,
+    outcomes,
+    queue,
+    until,
+    working,
 )  # fmt: skip
 from tests.support import finish, handlers, python, rows, value
 
@@ -53,7 +61,10 @@ async def test_a_claimed_job_carries_a_lease_of_five_minutes(db: Database, dsn: 
         seen.extend(
             rows(
                 dsn,
-                "SELECT status, leased_by, extract(epoch FROM lock_expires_at - clock_timestamp())::float FROM duly.queue",
+                """
+                SELECT status, leased_by, extract(epoch FROM lock_expires_at - clock_timestamp())::float
+                FROM duly.queue
+                """,
             )
         )
 
@@ -84,9 +95,10 @@ async def test_a_job_of_a_dead_worker_is_taken_over_when_its_lease_ends(db: Data
     await successor.run_once()
     assert retries == [1]
     assert is_empty(dsn)
-    assert rows(
-        dsn, "SELECT outcome, succeeded, retry_count, worker FROM duly.executions ORDER BY lease_token"
-    ) == [("lost", False, 0, dead), ("done", True, 1, successor.identity)]
+    assert rows(dsn, "SELECT outcome, succeeded, retry_count, worker FROM duly.executions ORDER BY lease_token") == [
+        ("lost", False, 0, dead),
+        ("done", True, 1, successor.identity),
+    ]
 
 
 async def test_a_lost_run_is_as_complete_in_the_history_as_any_other(db: Database, dsn: str) -> None:
@@ -318,7 +330,7 @@ async def test_the_lease_is_renewed_while_the_handler_blocks_the_event_loop(db: 
 
     async def work() -> None:
         with psycopg.connect(dsn, autocommit=True) as connection:
-            ends = set()
+            ends: set[datetime] = set()
             deadline = time.monotonic() + 15
             while len(ends) < 4 and time.monotonic() < deadline:  # the loop is blocked all the while: no await here
                 found = connection.execute("SELECT lease_expires_at FROM duly.jobs").fetchone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -368,13 +369,16 @@ async def test_raising_fails_the_run_whatever_was_reported_before(db: Database, 
 
 
 async def test_progress_is_seen_while_the_handler_runs(db: Database, dsn: str) -> None:
-    """E3.9: report_progress reaches the queue with the next heartbeat, the newest sentence wins, none outlives the run."""
+    """E3.9: report_progress reaches the queue with the next heartbeat; the newest wins, and none outlives the run."""
     seen: list[str] = []
+
+    def is_shown(sentence: str) -> bool:
+        return bool(value(dsn, "SELECT progress FROM duly.queue") == sentence)
 
     async def work(ctx: JobContext) -> None:
         for sentence in ("1 of 2", "2 of 2"):
             ctx.report_progress(sentence)
-            await until(lambda: value(dsn, "SELECT progress FROM duly.queue") == sentence, what=sentence)
+            await until(partial(is_shown, sentence), what=sentence)
             seen.append(sentence)
         raise RuntimeError("broken")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,16 @@ from duly.jobs.outcomes import Fail, Outcome, Snooze
 from duly.jobs.schedule import schedule
 from duly.jobs.worker import Worker
 from tests.engine.jobs.witness import (
-    EFFECT, effects, expire_leases, is_empty, make_effects, outcomes, queue, schedule_numbers, until, working,
+    EFFECT,
+    effects,
+    expire_leases,
+    is_empty,
+    make_effects,
+    outcomes,
+    queue,
+    schedule_numbers,
+    until,
+    working,
 )  # fmt: skip
 from tests.support import finish, handlers, python, rows, value
 
@@ -133,11 +143,14 @@ async def test_a_limit_holds_for_jobs_that_arrive_one_by_one(db: Database, dsn: 
         with gauge:
             await let_go.acquire()
 
+    def are_running(count: int) -> bool:
+        return gauge.now == count
+
     worker = Worker(db, handlers(work, limit=2))
     async with working(worker):
         for number in range(1, 5):
             rows(dsn, f"SELECT duly.schedule('work', '{number}')")
-            await until(lambda number=number: gauge.now == min(number, 2))  # type: ignore[misc]  # mypy: default
+            await until(partial(are_running, min(number, 2)))
         slots = rows(dsn, "SELECT slot FROM duly.jobs WHERE lease_token IS NOT NULL ORDER BY slot")
         assert slots == [(1,), (2,)]
         for _ in range(4):
@@ -274,6 +287,37 @@ async def test_a_handler_that_ignores_its_end_is_abandoned_and_others_go_on(db: 
         schedule_numbers(dsn, "work", 20)
         await until(lambda: value(dsn, "SELECT count(*) FROM duly.jobs WHERE name = 'work'") == 0)
     assert gauge.most == 1
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_handler_that_ends_well_after_it_was_told_to_end_leaves_its_slot_intact(db: Database, dsn: str) -> None:
+    """E3.5: it swallowed the request to end and returned; whatever the next handler does, the slot lives on."""
+
+    async def swallows() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "well"
+        return "never"
+
+    async def leaks() -> None:
+        task = asyncio.create_task(asyncio.Event().wait())
+        task.cancel()
+        await task
+
+    async def work() -> None: ...
+
+    rows(
+        dsn,
+        """
+        SELECT duly.schedule('swallows', 's', priority => 1), duly.schedule('leaks', 'l', priority => 2),
+               duly.schedule('work', 'w', priority => 3)
+        """,
+    )
+    known = handlers(swallows, timeout_seconds=0.2) | handlers(leaks, work, max_retries=0)
+    async with working(Worker(db, known, concurrency=1)):
+        await until(lambda: is_empty(dsn), seconds=10, what="all three have run in the one slot")
+    assert outcomes(dsn) == [("s", "done", 0), ("l", "buried", 0), ("w", "done", 0)]
 
 
 async def test_a_synchronous_handler_does_not_block_the_others(db: Database, dsn: str) -> None:

@@ -7,8 +7,11 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
+import asyncpg
+import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -23,7 +26,17 @@ from duly.testing import TestServer
 from duly.wakeup import Wakeup
 from tests.engine.jobs.wire import breaking_wire
 from tests.engine.jobs.witness import (
-    EFFECT, each_once, effects, is_empty, make_effects, outcomes, queue, schedule_numbers, schedule_twins, terminate_backends, until,
+    EFFECT,
+    each_once,
+    effects,
+    is_empty,
+    make_effects,
+    outcomes,
+    queue,
+    schedule_numbers,
+    schedule_twins,
+    terminate_backends,
+    until,
     working,
 )  # fmt: skip
 from tests.support import handlers, rows, value
@@ -42,16 +55,23 @@ def fragile() -> Iterator[TestServer]:
 
 @pytest.fixture
 async def fragile_db(fragile: TestServer) -> AsyncIterator[Database]:
+    fragile.postgres.start()
     with fragile.database() as dsn:
         make_effects(dsn)
         db = Database(dsn)
         yield db
         await db.close()
+        fragile.postgres.start()
 
 
 async def write_effect(ctx: JobContext, tx: Tx) -> None:
     await tx.execute(text(EFFECT), {"entity_id": ctx.entity_id, "run": ""})
     await tx.execute(text("SELECT pg_sleep(0.02)"))
+
+
+async def write_effect_raw(ctx: JobContext, tx: asyncpg.Connection) -> None:
+    await tx.execute("INSERT INTO effects VALUES ($1)", ctx.entity_id)
+    await tx.execute("SELECT pg_sleep(0.02)")
 
 
 def write_effect_in_thread(ctx: JobContext, tx: Session) -> None:
@@ -63,7 +83,7 @@ async def test_a_crash_of_postgres_under_load_heals_by_itself(fragile: TestServe
     """E3.15: crashed and restarted under a running worker: every effect once, no attempt counted, health tells."""
     dsn = fragile_db.dsn
     schedule_numbers(dsn, "write_effect", 60, max_retries=0)
-    known = handlers(write_effect, write_effect_in_thread)
+    known = handlers(write_effect, write_effect_raw, write_effect_in_thread)
     wakeup = Wakeup(fragile_db)
     worker = Worker(fragile_db, known, wakeup=wakeup, concurrency=4)
     async with working(worker, wakeup=wakeup):
@@ -75,20 +95,21 @@ async def test_a_crash_of_postgres_under_load_heals_by_itself(fragile: TestServe
         rows(
             dsn,
             """
-            SELECT duly.schedule('write_effect_in_thread', n::text, max_retries => 0)
-            FROM generate_series(61, 80) AS n
+            SELECT duly.schedule(CASE WHEN n % 2 = 0 THEN 'write_effect_in_thread' ELSE 'write_effect_raw' END,
+                                 n::text, max_retries => 0)
+            FROM generate_series(61, 110) AS n
             """,
         )
-        await until(lambda: len(effects(dsn)) >= 63)
+        await until(lambda: len(effects(dsn)) >= 65)
         await asyncio.to_thread(fragile.postgres.stop, mode="immediate")
         await until(lambda: not worker.health.up)
         await asyncio.to_thread(fragile.postgres.start)
         await until(lambda: worker.health.up and is_empty(dsn), seconds=30, what="everything is worked off")
         await until(lambda: wakeup.listening)
-    assert effects(dsn) == each_once(80)
+    assert effects(dsn) == each_once(110)
     assert value(dsn, "SELECT count(*) FROM duly.dead_letters") == 0
     ended = Counter(outcome for _, outcome, _ in outcomes(dsn))
-    assert ended["done"] == 80
+    assert ended["done"] == 110
     assert set(ended) <= {"done", "released"}
 
 
@@ -119,9 +140,7 @@ async def test_what_was_done_while_the_database_was_away_is_settled_afterwards(
     assert outcomes(dsn) == [("1", "done", 0)]
 
 
-async def test_a_worker_that_starts_before_its_database_waits_for_it(
-    fragile: TestServer, fragile_db: Database
-) -> None:
+async def test_a_worker_that_starts_before_its_database_waits_for_it(fragile: TestServer, fragile_db: Database) -> None:
     """E3.15: the process stays up, says that it is down, and begins when it can."""
     dsn = fragile_db.dsn
     schedule_numbers(dsn, "write_effect", 3)
@@ -137,13 +156,17 @@ async def test_a_worker_that_starts_before_its_database_waits_for_it(
 
 async def test_connections_cut_at_random_cost_no_work(db: Database, dsn: str) -> None:
     """E3.15: again and again every connection of the worker is ended; each effect happens once."""
+
+    def went_on(before: int) -> bool:
+        return len(effects(dsn)) > before or is_empty(dsn)
+
     make_effects(dsn)
     schedule_numbers(dsn, "write_effect", 60, max_retries=0)
     async with working(Worker(db, handlers(write_effect), concurrency=4)):
         for _ in range(6):
             before = len(effects(dsn))
             terminate_backends(dsn, "application_name LIKE 'duly%'")
-            await until(lambda before=before: len(effects(dsn)) > before or is_empty(dsn))  # type: ignore[misc]  # mypy: default
+            await until(partial(went_on, before))
         await until(lambda: is_empty(dsn), seconds=60)
     assert effects(dsn) == each_once(60)
     assert value(dsn, "SELECT count(*) FROM duly.dead_letters") == 0
@@ -189,17 +212,13 @@ async def test_twins_of_a_claim_without_an_answer_do_not_wait_for_their_lease(db
     assert done == ["twin", "twin"]
 
 
-async def test_events_that_could_not_be_loaded_do_not_wait_for_an_hour(db: Database, dsn: str) -> None:
-    """E3.15: the connection dies between the claim and the reading of its events; the jobs run all the same."""
-    received: list[str] = []
-
-    async def consume(event: Event) -> None:
-        received.append(event.aggregate_id)
-
+def publish_one_event(dsn: str) -> None:
+    """An event in the history, and a consumer's job for it."""
     rows(
         dsn,
         """
-        INSERT INTO duly.events (id, seq, type, topic, aggregate_id, payload, headers, created_at, published_at, attempts)
+        INSERT INTO duly.events (id, seq, type, topic, aggregate_id, payload, headers, created_at, published_at,
+                                 attempts)
         VALUES (duly.uuid7(), 1, 'a.b', 'a', 'agg', '{}', '{}', now(), now(), 0)
         """,
     )
@@ -210,17 +229,30 @@ async def test_events_that_could_not_be_loaded_do_not_wait_for_an_hour(db: Datab
         SELECT 'consumer:c', now(), now(), now(), id FROM duly.events
         """,
     )
+
+
+async def test_a_claim_whose_events_could_not_be_read_is_claimed_anew(db: Database, dsn: str) -> None:
+    """E3.15: the connection dies between the claim and the reading of its events: nothing waits, nothing runs twice."""
+    received: list[str] = []
+    worked: list[str | None] = []
+
+    async def consume(event: Event) -> None:
+        received.append(event.aggregate_id)
+
+    async def work(ctx: JobContext) -> None:
+        worked.append(ctx.entity_id)
+
+    publish_one_event(dsn)
+    rows(dsn, "SELECT duly.schedule('work', 'w', priority => 1)")
     consumer = Consumer("consumer:c", consume, TxKind.NONE, consumer="c", patterns=["a.*"])
-    worker = Worker(db, {"consumer:c": consumer}, lease_seconds=1)
-    blocker = await db.connect(application="blocker")
-    transaction = blocker.transaction()
-    await transaction.start()
-    await blocker.execute("LOCK TABLE duly.events IN ACCESS EXCLUSIVE MODE")
-    async with working(worker):
-        blocked = "application_name = 'duly-worker' AND wait_event_type = 'Lock'"
-        await until(lambda: terminate_backends(dsn, blocked), what="the worker waits to read the event")
-        await transaction.rollback()
-        await until(lambda: received == ["agg"], seconds=10, what="the event is received")
-    await blocker.close()
-    assert is_empty(dsn)
+    worker = Worker(db, {**handlers(work), "consumer:c": consumer}, lease_seconds=60)
+    with psycopg.connect(dsn) as blocker:
+        blocker.execute("LOCK TABLE duly.events IN ACCESS EXCLUSIVE MODE")
+        async with working(worker):
+            blocked = "application_name = 'duly-worker' AND wait_event_type = 'Lock'"
+            await until(lambda: terminate_backends(dsn, blocked), what="the worker waits to read the event")
+            blocker.rollback()
+            await until(lambda: is_empty(dsn), seconds=10, what="both are done")
+    assert received == ["agg"]
+    assert worked == ["w"]
     assert queue(dsn) == []

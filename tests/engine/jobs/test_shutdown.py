@@ -19,7 +19,16 @@ from duly.jobs.worker import Worker
 from duly.settings import Settings
 from duly.wakeup import Wakeup
 from tests.engine.jobs.witness import (
-    EFFECT, effects, is_empty, make_effects, outcomes, queue, schedule_numbers, schedule_twins, until, working,
+    EFFECT,
+    effects,
+    is_empty,
+    make_effects,
+    outcomes,
+    queue,
+    schedule_numbers,
+    schedule_twins,
+    until,
+    working,
 )  # fmt: skip
 from tests.support import handlers, rows, value
 
@@ -27,7 +36,7 @@ from tests.support import handlers, rows, value
 @pytest.fixture
 async def hasty(dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Database]:
     """A database whose workers get a tenth of a second to finish."""
-    monkeypatch.setattr(worker_module, "ABANDON_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr(worker_module, "STOP_SECONDS", 0.3)
     db = Database(dsn, settings=Settings(shutdown_grace_seconds=0.1))
     yield db
     await db.close()
@@ -239,7 +248,7 @@ async def test_a_timer_that_is_being_set_elsewhere_does_not_keep_a_job_from_bein
         with psycopg.connect(dsn) as setting:
             setting.execute("SELECT duly.schedule('work', '2')")
             stop.set()
-            blocked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'transactionid'"
+            blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'transactionid'"
             await until(
                 lambda: value(dsn, blocked) or ("2", "Pending", 0) in queue(dsn), what="the release waits or is done"
             )

@@ -1,12 +1,13 @@
-"""A wire between duly and PostgreSQL that breaks at one statement: before it arrives, or after it took effect."""
+"""A wire between duly and PostgreSQL: counts statements, and breaks at one, before or after it took effect."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
@@ -17,12 +18,16 @@ HEADER = struct.Struct("!cI")
 
 @dataclass
 class Wire:
-    """A proxy in front of a server. ``cut_next`` arms it; ``cuts`` counts how often it really broke."""
+    """A proxy in front of a server. ``cut_next`` arms it; ``cuts`` counts how often it really broke.
+
+    ``sent`` counts what was executed, by its text, whichever driver and protocol sent it.
+    """
 
     dsn: str
     statement: bytes = b"COMMIT"
     cut_next: Cut | None = None
     cuts: int = 0
+    sent: Counter[str] = field(default_factory=Counter)
 
 
 @contextlib.asynccontextmanager
@@ -63,35 +68,37 @@ async def _forward_client(
 ) -> None:
     length = await client.readexactly(4)  # the start-up message has no type
     to_server.write(length + await client.readexactly(struct.unpack("!I", length)[0] - 4))
-    prepared: set[bytes] = set()
+    prepared: dict[bytes, bytes] = {}
     while True:
         header = await client.readexactly(5)
         kind, size = HEADER.unpack(header)
         body = await client.readexactly(size - 4)
-        if _executes(wire.statement, kind, body, prepared) and wire.cut_next is not None:
-            cut, wire.cut_next = wire.cut_next, None
-            wire.cuts += 1
-            if cut == "statement":
-                raise ConnectionResetError("the wire broke before the statement arrived")
-            broken.set()  # the statement goes through; its answer does not
+        executed = _executed(kind, body, prepared)
+        if executed is not None:
+            wire.sent[executed.decode()] += 1
+            if wire.cut_next is not None and wire.statement in executed:
+                cut, wire.cut_next = wire.cut_next, None
+                wire.cuts += 1
+                if cut == "statement":
+                    raise ConnectionResetError("the wire broke before the statement arrived")
+                broken.set()  # the statement goes through; its answer does not
         to_server.write(header + body)
         await to_server.drain()
 
 
-def _executes(statement: bytes, kind: bytes, body: bytes, prepared: set[bytes]) -> bool:
-    """Whether this message begins to execute the statement: a simple query, an unnamed one, or a prepared one."""
+def _executed(kind: bytes, body: bytes, prepared: dict[bytes, bytes]) -> bytes | None:
+    """The statement that this message begins to execute, if it does: a simple query, or a prepared one being bound."""
     if kind == b"Q":
-        return statement in body
-    if kind == b"P" and statement in body:
-        name = body.partition(b"\0")[0]
-        prepared.add(name)
-        return not name
-    return kind == b"B" and body.split(b"\0", 2)[1] in prepared - {b""}
+        return body.rstrip(b"\0")
+    if kind == b"P":
+        name, statement, _ = body.split(b"\0", 2)
+        prepared[name] = statement
+    if kind == b"B":
+        return prepared.get(body.split(b"\0", 2)[1])
+    return None
 
 
-async def _forward_server(
-    server: asyncio.StreamReader, to_client: asyncio.StreamWriter, broken: asyncio.Event
-) -> None:
+async def _forward_server(server: asyncio.StreamReader, to_client: asyncio.StreamWriter, broken: asyncio.Event) -> None:
     while True:
         header = await server.readexactly(5)
         kind, size = HEADER.unpack(header)

@@ -60,7 +60,7 @@ CREATE TABLE duly.outbox (
 
 CREATE INDEX outbox_ready ON duly.outbox (lane, seq) WHERE NOT parked AND failed_at IS NULL;
 -- Whatever holds back the later events of its own aggregate: backing off, failed, or itself held back.
-CREATE INDEX outbox_blockers ON duly.outbox (aggregate_id, seq) WHERE parked OR attempts > 0;
+CREATE INDEX outbox_blockers ON duly.outbox (aggregate_id, seq) WHERE parked OR attempts > 0 OR retry_at IS NOT NULL;
 CREATE INDEX outbox_retries ON duly.outbox (retry_at) WHERE attempts > 0 AND failed_at IS NULL;
 
 -- One relay at a time serves a lane; the lease is for transports that publish outside the transaction.
@@ -360,7 +360,7 @@ SELECT id, seq, type, topic, aggregate_id, 'PUBLISHED', attempts, NULL, false, N
 FROM duly.events;
 
 CREATE FUNCTION duly.emit_many(
-    types text[], topics text[], aggregate_ids text[], payloads jsonb[], headers jsonb[]
+    types text[], topics text[], aggregate_ids text[], payloads jsonb[], headers jsonb[], notify boolean DEFAULT true
 ) RETURNS SETOF uuid
 LANGUAGE plpgsql
 AS $$
@@ -368,7 +368,7 @@ DECLARE
     moment timestamptz := duly.now();
     correlation uuid := duly.uuid7(moment);
 BEGIN
-    IF duly.wants_notify() THEN
+    IF notify AND duly.wants_notify() THEN
         PERFORM pg_notify('duly', 'outbox');
     END IF;
     RETURN QUERY
@@ -396,7 +396,8 @@ CREATE FUNCTION duly.schedule_many(
     names text[], entity_ids text[], run_ats timestamptz[], payloads jsonb[],
     on_conflict text DEFAULT 'replace', priority smallint DEFAULT 3, max_retries smallint DEFAULT NULL,
     backoff_seconds integer[] DEFAULT NULL, source text DEFAULT 'Deferred',
-    correlation_id uuid DEFAULT NULL, causation_id uuid DEFAULT NULL, traceparent text DEFAULT NULL
+    correlation_id uuid DEFAULT NULL, causation_id uuid DEFAULT NULL, traceparent text DEFAULT NULL,
+    notify boolean DEFAULT true
 ) RETURNS SETOF bigint
 LANGUAGE plpgsql
 AS $$
@@ -411,7 +412,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     -- A later run needs no wake-up: every poll looks ten seconds ahead.
-    IF duly.wants_notify() AND EXISTS (SELECT 1 FROM unnest(run_ats) AS r(at)
+    IF notify AND duly.wants_notify() AND EXISTS (SELECT 1 FROM unnest(run_ats) AS r(at)
                                        WHERE r.at IS NULL OR r.at < moment + interval '10 seconds') THEN
         PERFORM pg_notify('duly', 'jobs');
     END IF;

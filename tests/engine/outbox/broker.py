@@ -1,0 +1,228 @@
+"""A small broker on a real socket, in a thread of its own, and the transport that speaks to it.
+
+It writes down what it receives before it answers, and can be told to refuse, to stall, to answer too late or never.
+The protocol is one line of JSON a request ({"relay": ..., "events": [envelope, ...]}) and one a reply (null or an
+error for each event).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from duly.messages import Event, to_cloudevent
+
+WAIT_SECONDS = 30.0
+LINE_LIMIT = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Received:
+    """One event as the broker took it."""
+
+    relay: str
+    aggregate: str
+    id: str
+    n: int
+    envelope: dict[str, Any]
+
+
+@dataclass
+class Rules:
+    """How the broker behaves at the moment."""
+
+    refuse: dict[str, str] = field(default_factory=dict)  # aggregate or type: the error it is told
+    refuse_share: float = 0.0
+    drop_acks: int = 0  # so many requests are taken down, and the line is cut instead of an answer
+    delay_seconds: float = 0.0
+    hold_before: set[str] = field(default_factory=set)  # relays whose requests are neither taken down nor answered
+    hold_after: set[str] = field(default_factory=set)  # relays whose requests are taken down and not answered
+
+
+class Broker:
+    """Start it, tell it how to behave by changing ``rules``, and ask what it received."""
+
+    def __init__(self, journal: Path) -> None:
+        self.rules = Rules()
+        self.port = 0
+        self.requests: list[list[str]] = []  # the aggregates of each request
+        self.held: set[str] = set()  # relays that are being kept waiting
+        self._journal = journal
+        self._journal.touch()
+        self._changed = threading.Condition()
+        self._random = random.Random(7)
+        self._loop = asyncio.new_event_loop()
+        self._released = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._lines: set[asyncio.StreamWriter] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="broker", daemon=True)
+        self._thread.start()
+
+    # -- from the test's thread ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the door; the same one as before, after an outage."""
+        self._on_loop(self._open())
+
+    def stop(self) -> None:
+        """An outage: nobody can connect, and every line is cut."""
+        self._on_loop(self._shut())
+
+    def close(self) -> None:
+        """The end."""
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def release(self) -> None:
+        """Answer what was held."""
+        self.rules.hold_before.clear()
+        self.rules.hold_after.clear()
+        self._loop.call_soon_threadsafe(self._released.set)
+
+    def received(self) -> list[Received]:
+        """Everything that was ever taken down, in order, duplicates too."""
+        found = []
+        for line in self._journal.read_text().splitlines():
+            relay, envelope = json.loads(line)
+            data = envelope["data"]
+            found.append(Received(relay, envelope["subject"], envelope["id"], data.get("n", 0), envelope))
+        return found
+
+    def first_deliveries(self) -> dict[str, list[int]]:
+        """For each aggregate, the numbers of its events in the order in which the broker first saw them."""
+        seen: dict[str, list[int]] = {}
+        for one in self.received():
+            if one.n not in seen.setdefault(one.aggregate, []):
+                seen[one.aggregate].append(one.n)
+        return seen
+
+    def wait_until(self, fact: Callable[[], bool], seconds: float = WAIT_SECONDS) -> bool:
+        """Wait for something to become true; looked at again after each request."""
+        with self._changed:
+            return self._changed.wait_for(fact, seconds)
+
+    # -- on the broker's thread ---------------------------------------------------------------------------------
+
+    def _on_loop(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_SECONDS)
+
+    async def _open(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=LINE_LIMIT)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _shut(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        for line in list(self._lines):
+            line.transport.abort()
+        if server is not None:
+            await server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._lines.add(writer)
+        with contextlib.suppress(OSError):
+            while line := await reader.readline():
+                answer = await self._take(json.loads(line))
+                if answer is None:
+                    break
+                writer.write(json.dumps(answer).encode() + b"\n")
+                await writer.drain()
+        self._lines.discard(writer)
+        writer.close()
+
+    async def _take(self, request: dict[str, Any]) -> list[str | None] | None:
+        relay, envelopes = request["relay"], request["events"]
+        rules = self.rules
+        self.requests.append([envelope["subject"] for envelope in envelopes])
+        if relay in rules.hold_before:
+            await self._hold(relay)
+        if rules.delay_seconds:
+            await asyncio.sleep(rules.delay_seconds)
+        answers = [self._refusal(envelope) for envelope in envelopes]
+        with self._journal.open("a") as journal:
+            for envelope, refused in zip(envelopes, answers, strict=True):
+                if refused is None:
+                    journal.write(json.dumps([relay, envelope]) + "\n")
+        self._tell()
+        if relay in rules.hold_after:
+            await self._hold(relay)
+        if rules.drop_acks > 0:
+            rules.drop_acks -= 1
+            return None
+        return answers
+
+    def _refusal(self, envelope: dict[str, Any]) -> str | None:
+        if self._random.random() < self.rules.refuse_share:
+            return "503 try again"
+        refuse = self.rules.refuse
+        return refuse.get(envelope["subject"], refuse.get(envelope["type"]))
+
+    async def _hold(self, relay: str) -> None:
+        self._released.clear()
+        self.held.add(relay)
+        self._tell()
+        await self._released.wait()
+        self.held.discard(relay)
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+@contextlib.contextmanager
+def running_broker(directory: Path) -> Iterator[Broker]:
+    """A broker for one test."""
+    broker = Broker(directory / "journal.jsonl")
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.release()
+        broker.close()
+
+
+class BrokerTransport:
+    """The client: one line to the broker, opened when needed, dropped after any error."""
+
+    name = "test-broker"
+
+    def __init__(self, port: int, relay: str = "relay") -> None:
+        self._port = port
+        self._relay = relay
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def publish(self, events: Sequence[Event]) -> Sequence[str | None]:
+        """Send one request and wait for its answer."""
+        try:
+            if self._streams is None:
+                self._streams = await asyncio.open_connection("127.0.0.1", self._port, limit=LINE_LIMIT)
+            reader, writer = self._streams
+            request = {"relay": self._relay, "events": [to_cloudevent(event) for event in events]}
+            writer.write(json.dumps(request, default=str).encode() + b"\n")
+            await writer.drain()
+            line = await reader.readline()
+            if not line:
+                raise ConnectionResetError("the broker hung up")
+            answers: list[str | None] = json.loads(line)
+            return answers
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Hang up."""
+        streams, self._streams = self._streams, None
+        if streams is not None:
+            streams[1].close()
+            with contextlib.suppress(OSError):
+                await streams[1].wait_closed()

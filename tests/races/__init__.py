@@ -1,0 +1,1 @@
+"""Real connections and real processes, at the same moment."""
