@@ -18,6 +18,7 @@ from duly.errors import BadPayload, Invalid
 
 MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_DEPTH = 32
+MAX_INTEGER_BITS = 1_024
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,199}")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -32,7 +33,7 @@ class EventBody(BaseModel):
         order_id: str
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
     event_type: ClassVar[str] = ""
     event_topic: ClassVar[str] = ""
@@ -59,11 +60,14 @@ class EventBody(BaseModel):
 
     def envelope(self) -> NewEvent:
         """This event, ready to be emitted."""
+        aggregate = getattr(self, self.event_aggregate)
+        if aggregate is None:
+            raise Invalid(f"{type(self).__name__}: the aggregate {self.event_aggregate!r} is None; order needs a name")
         return NewEvent(
             type=self.event_type,
             topic=self.event_topic,
-            aggregate_id=str(getattr(self, self.event_aggregate)),
-            payload=self.model_dump(mode="python"),
+            aggregate_id=str(aggregate.value if isinstance(aggregate, Enum) else aggregate),
+            payload=self.model_dump(mode="python", by_alias=True),
         )
 
 
@@ -119,18 +123,29 @@ def to_cloudevent(event: Event, *, source: str = "/duly") -> dict[str, Any]:
         "time": event.created_at.isoformat(),
         "datacontenttype": "application/json",
         "partitionkey": event.aggregate_id,
-        "data": event.payload,
+        "data": _wire(event.payload),
     }
-    for header, attribute in _EXTENSIONS.items():
-        if event.headers.get(header):
-            envelope[attribute] = str(event.headers[header])
+    rest = {}
+    for header, content in event.headers.items():
+        attribute = _EXTENSIONS.get(header, header)
+        if _ATTRIBUTE.fullmatch(attribute) and attribute not in envelope:
+            envelope[attribute] = str(content)
+        else:
+            rest[header] = content
+    if rest:
+        envelope[_OTHER_HEADERS] = json.dumps(_wire(rest))
     return envelope
 
 
 def from_cloudevent(envelope: Mapping[str, Any]) -> Event:
     """The event inside a CloudEvents envelope of ours."""
     try:
-        headers = {header: envelope[name] for header, name in _EXTENSIONS.items() if name in envelope}
+        names = {attribute: header for header, attribute in _EXTENSIONS.items()}
+        headers = {
+            names.get(attribute, attribute): content
+            for attribute, content in envelope.items()
+            if attribute not in _CONTEXT and content is not None
+        } | json.loads(envelope.get(_OTHER_HEADERS, "{}"))
         return Event(
             id=UUID(envelope["id"]),
             type=envelope["type"],
@@ -144,7 +159,36 @@ def from_cloudevent(envelope: Mapping[str, Any]) -> Event:
         raise Invalid(f"not a CloudEvents 1.0 envelope of an event: {error!r}") from None
 
 
+_CONTEXT = frozenset(
+    [
+        "specversion",
+        "id",
+        "source",
+        "type",
+        "subject",
+        "time",
+        "datacontenttype",
+        "dataschema",
+        "partitionkey",
+        "data",
+        "dulyheaders",
+    ]
+)
+_OTHER_HEADERS = "dulyheaders"  # names that CloudEvents does not allow, as one JSON text
+_ATTRIBUTE = re.compile(r"[a-z0-9]{1,20}")
 _EXTENSIONS = {"correlation_id": "correlationid", "causation_id": "causationid", "traceparent": "traceparent"}
+
+
+def _wire(value: Any) -> Any:
+    """JSON's own types again: a fraction that was read as Decimal is a number where that is exact, text where not."""
+    if isinstance(value, Decimal):
+        number = float(value)
+        return number if Decimal(repr(number)) == value else str(value)
+    if isinstance(value, dict):
+        return {key: _wire(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_wire(inner) for inner in value]
+    return value
 
 
 def check_name(what: str, name: str) -> str:
@@ -181,6 +225,8 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     if isinstance(value, str):
         return _storable(value, path)
     if isinstance(value, int):
+        if value.bit_length() > MAX_INTEGER_BITS:
+            raise BadPayload(f"{path}: an integer of more than {MAX_INTEGER_BITS} bits; send it as text")
         return value
     if isinstance(value, float):
         if value != value or value in (float("inf"), float("-inf")):
@@ -188,7 +234,9 @@ def _plain(value: Any, path: str, depth: int) -> Any:
         return value
     if isinstance(value, Mapping):
         return {_key(key, path): _plain(inner, f"{path}.{key}", depth + 1) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)  # the same set is the same text, in every process
+    if isinstance(value, list | tuple):
         return [_plain(inner, f"{path}[{index}]", depth + 1) for index, inner in enumerate(value)]
     return _plain_scalar(value, path, depth)
 

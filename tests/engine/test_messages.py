@@ -306,7 +306,7 @@ def test_a_set_is_the_same_text_in_every_process_or_refused_in_every_process() -
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
         ).stdout
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     }
     assert len(written) == 1, written
 

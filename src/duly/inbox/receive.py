@@ -30,6 +30,9 @@ INSERT INTO duly.processed_events (consumer, event_id, processed_at)
 SELECT CAST(:consumer AS text), id, duly.now() FROM unnest(CAST(:ids AS uuid[])) AS id
 ON CONFLICT DO NOTHING RETURNING event_id
 """)
+UNMARK_PROCESSED = Statement("""
+DELETE FROM duly.processed_events WHERE consumer = CAST(:consumer AS text) AND event_id = ANY(CAST(:ids AS uuid[]))
+""")
 
 
 @dataclass
@@ -59,6 +62,14 @@ class Consumer(Handler):
         """Write the inbox rows; the jobs whose event had one already."""
         ids = [job.event_id for job in jobs]
         return _duplicates(jobs, await fetch(tx, MARK_PROCESSED, consumer=self.consumer, ids=ids))
+
+    async def unmark(self, tx: Any, jobs: Sequence[Job]) -> None:
+        """Take the inbox rows back, in the same transaction: the handler wants the event again, or gave it up."""
+        await fetch(tx, UNMARK_PROCESSED, consumer=self.consumer, ids=[job.event_id for job in jobs])
+
+    def unmark_sync(self, tx: Any, jobs: Sequence[Job]) -> None:
+        """The same on a synchronous session."""
+        fetch_sync(tx, UNMARK_PROCESSED, consumer=self.consumer, ids=[job.event_id for job in jobs])
 
     def mark_sync(self, tx: Any, jobs: Sequence[Job]) -> set[int]:
         """The same on a synchronous session."""

@@ -59,6 +59,7 @@ class Job:
     backoff_seconds: list[int] | None
     source: str
     event_id: UUID | None
+    order_key: str | None
     correlation_id: UUID | None
     causation_id: UUID | None
     traceparent: str | None
@@ -192,6 +193,12 @@ class Handler:
     async def mark(self, tx: Any, jobs: Sequence[Job]) -> set[int]:
         """Mark the jobs as handled inside their transaction; the ids of those that had been before."""
         return set()
+
+    async def unmark(self, tx: Any, jobs: Sequence[Job]) -> None:
+        """Take the marks back in the same transaction, because the jobs are not done after all."""
+
+    def unmark_sync(self, tx: Any, jobs: Sequence[Job]) -> None:
+        """The same on a synchronous session."""
 
     def mark_sync(self, tx: Any, jobs: Sequence[Job]) -> set[int]:
         """The same on a synchronous session."""

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -18,12 +19,27 @@ from duly.errors import LeaseLost, OutcomeUnknown
 from duly.failpoints import failpoint
 from duly.jobs import settle, sql
 from duly.jobs.handlers import Handler, Job, JobContext, TxKind
-from duly.jobs.outcomes import Done, Outcome
+from duly.jobs.outcomes import Done, Fail, Outcome, Snooze
 from duly.jobs.settle import Settlement
 from duly.telemetry import Origin, originating, span, tracing
 
 log = structlog.get_logger("duly.run")
 _AFTER_OUTAGE = timedelta(seconds=1)
+
+
+@dataclass
+class Result:
+    """What a unit came to: settlements still to write, those committed with the handler's writes, and jobs not ours."""
+
+    to_write: list[Settlement] = field(default_factory=list)
+    committed: list[Settlement] = field(default_factory=list)
+    lost: list[Job] = field(default_factory=list)
+
+    def add(self, other: Result) -> None:
+        """Take in a part's result."""
+        self.to_write += other.to_write
+        self.committed += other.committed
+        self.lost += other.lost
 
 
 class Runner:
@@ -37,8 +53,8 @@ class Runner:
         self._progress = progress
         self._threads = threads
 
-    async def run(self, handler: Handler, jobs: Sequence[Job]) -> tuple[list[Settlement], list[Settlement]]:
-        """Run a unit; (settlements still to write, settlements already committed with the handler's writes)."""
+    async def run(self, handler: Handler, jobs: Sequence[Job]) -> Result:
+        """Run a unit."""
         first = jobs[0]
         origin = Origin(first.correlation_id, first.event_id or first.execution_id, first.traceparent)
         with originating(origin):
@@ -52,48 +68,42 @@ class Runner:
             with span(f"run {handler.name}", kind=SpanKind.CONSUMER, parent=first.traceparent, attributes=attributes):
                 return await self._dispatch(handler, jobs)
 
-    async def _dispatch(self, handler: Handler, jobs: Sequence[Job]) -> tuple[list[Settlement], list[Settlement]]:
+    async def _dispatch(self, handler: Handler, jobs: Sequence[Job]) -> Result:
         if handler.batch > 1:
             return await self._run_batch(handler, jobs)
         return await self._run_single(handler, jobs[0])
 
     # -- one job ------------------------------------------------------------------------------------------------
 
-    async def _run_single(self, handler: Handler, job: Job) -> tuple[list[Settlement], list[Settlement]]:
+    async def _run_single(self, handler: Handler, job: Job) -> Result:
         began = monotonic()
         try:
             if handler.tx_kind is TxKind.NONE:
                 return await self._run_without_tx(handler, job, began)
-            return [], [await self._attempt(handler, [job], began)]
+            return Result(committed=await self._in_one_commit(handler, [job], began))
         except LeaseLost:
-            raise
+            return Result(lost=[job])
         except OutcomeUnknown:
             return await self._look_up(job, began)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; retry.py decides what follows
-            return [_failed(job, handler, error, monotonic() - began)], []
+            return Result([_failed(job, handler, error, monotonic() - began)])
 
-    async def _run_without_tx(
-        self, handler: Handler, job: Job, began: float
-    ) -> tuple[list[Settlement], list[Settlement]]:
+    async def _run_without_tx(self, handler: Handler, job: Job, began: float) -> Result:
         if job.duplicate:
-            return [Settlement(job, "duplicate", 0.0, "processed before")], []
+            return Result([Settlement(job, "duplicate", 0.0, "processed before")])
         argument = self._argument(job)
         failpoint("worker.before_handler")
         returned = await self._call(handler, handler.arguments(argument, None))
         failpoint("worker.handler_done")
         settlement = settle.decide(job, _outcome(argument, returned), monotonic() - began)
         if job.event_id is None or settlement.outcome != "done":
-            return [settlement], []
+            return Result([settlement])
         async with self._db.transaction() as tx:  # the inbox row and the job's end: one commit
             await handler.mark(tx, [job])
             await self._settle(tx, [settlement])
-        return [], [settlement]
+        return Result(committed=[settlement])
 
     # -- in a transaction ---------------------------------------------------------------------------------------
-
-    async def _attempt(self, handler: Handler, jobs: Sequence[Job], began: float) -> Settlement:
-        settled = await self._in_one_commit(handler, jobs, began)
-        return settled[0]
 
     async def _in_one_commit(self, handler: Handler, jobs: Sequence[Job], began: float) -> list[Settlement]:
         """Inbox mark, handler and settlement in one transaction, again when it lost a deadlock."""
@@ -117,6 +127,8 @@ class Runner:
             settlements = [Settlement(job, "duplicate", 0.0, "processed before") for job in jobs if job.id in seen]
             if fresh:
                 outcome = await self._handle(handler, fresh, tx)
+                if isinstance(outcome, Snooze | Fail):
+                    await handler.unmark(tx, fresh)
                 settlements += [settle.decide(job, outcome, monotonic() - began) for job in fresh]
             if not is_raw:
                 await tx.flush()
@@ -149,6 +161,8 @@ class Runner:
                 returned = handler.function(*handler.arguments(argument, tx))
                 failpoint("worker.handler_done")
                 outcome = _outcome(argument, returned)
+                if isinstance(outcome, Snooze | Fail):
+                    handler.unmark_sync(tx, fresh)
                 settlements += [settle.decide(job, outcome, monotonic() - began) for job in fresh]
             tx.flush()
             settled = settle.write_sync(tx, settlements, worker=self._worker)
@@ -164,33 +178,30 @@ class Runner:
 
     # -- many events in one transaction -------------------------------------------------------------------------
 
-    async def _run_batch(self, handler: Handler, jobs: Sequence[Job]) -> tuple[list[Settlement], list[Settlement]]:
+    async def _run_batch(self, handler: Handler, jobs: Sequence[Job]) -> Result:
         """One commit for all; when it fails, halves of it, until the poison one stands alone and fails by itself."""
-        open_: list[Settlement] = []
-        committed: list[Settlement] = []
+        result = Result()
         parts: list[list[Job]] = [list(jobs)]
         while parts:
             part = parts.pop()
             began = monotonic()
             try:
-                committed += await self._in_one_commit(handler, part, began)
+                result.committed += await self._in_one_commit(handler, part, began)
             except LeaseLost as lost:
-                remaining = [job for job in part if job.id not in lost.args[1]]
-                if remaining:
+                result.lost += [job for job in part if job.id in lost.args[1]]
+                if remaining := [job for job in part if job.id not in lost.args[1]]:
                     parts.append(remaining)
             except OutcomeUnknown:
                 for job in part:
-                    more_open, more_committed = await self._look_up(job, began)
-                    open_ += more_open
-                    committed += more_committed
+                    result.add(await self._look_up(job, began))
             except Exception as error:  # noqa: BLE001 - a handler may raise anything
                 if len(part) == 1:
-                    open_.append(_failed(part[0], handler, error, monotonic() - began))
+                    result.to_write.append(_failed(part[0], handler, error, monotonic() - began))
                 else:
                     log.info("batch_split", name=handler.name, size=len(part), error=type(error).__name__)
                     middle = len(part) // 2
                     parts += [part[middle:], part[:middle]]
-        return open_, committed
+        return result
 
     # -- helpers ------------------------------------------------------------------------------------------------
 
@@ -215,21 +226,23 @@ class Runner:
         started = job.claimed_at + timedelta(seconds=monotonic() - job.claimed_mono)
         return JobContext(job, started, self._progress)
 
-    async def _look_up(self, job: Job, began: float) -> tuple[list[Settlement], list[Settlement]]:
+    async def _look_up(self, job: Job, began: float) -> Result:
         """COMMIT got no answer. The row itself knows: still ours means it did not happen, and waits while it might."""
         connection = await self._db.connect(application="duly-resolve")
         try:
             still_held = await fetch(connection, sql.LOCK_HELD_JOB, id=job.id, token=job.lease_token)
             if still_held:
                 log.warning("commit_lost", job_id=job.id, name=job.name)
-                return [Settlement(job, "released", monotonic() - began, "the connection was lost before COMMIT")], []
+                return Result(
+                    [Settlement(job, "released", monotonic() - began, "the connection was lost before COMMIT")]
+                )
             rows = await fetch(connection, sql.LOOK_UP_COMMIT, id=job.id, execution_id=job.execution_id)
         finally:
             await connection.close(timeout=2)
         if not rows[0][0]:
-            raise LeaseLost(f"job {job.id} is another worker's now", {job.id})
+            return Result(lost=[job])
         log.info("commit_confirmed", job_id=job.id, name=job.name)
-        return [], [Settlement(job, "done", monotonic() - began)]
+        return Result(committed=[Settlement(job, "done", monotonic() - began)])
 
 
 def _outcome(argument: Any, returned: Any) -> Outcome:

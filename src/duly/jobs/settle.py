@@ -66,6 +66,8 @@ def decide_takeover(job: Job, handler: Handler) -> Settlement | None:
 async def write(tx: Any, settlements: Sequence[Settlement], *, worker: str) -> set[int]:
     """Settle on any asynchronous connection; the ids of the jobs that were still ours."""
     settled: set[int] = set()
+    if keys := ordered_keys(settlements):
+        await fetch(tx, sql.LOCK_ORDER, **keys)
     for statement, some in _by_statement(settlements):
         rows = await fetch(tx, statement, **_values(some, worker))
         settled.update(row[0] for row in rows)
@@ -75,9 +77,17 @@ async def write(tx: Any, settlements: Sequence[Settlement], *, worker: str) -> s
 def write_sync(tx: Any, settlements: Sequence[Settlement], *, worker: str) -> set[int]:
     """Settle on a synchronous session."""
     settled: set[int] = set()
+    if keys := ordered_keys(settlements):
+        fetch_sync(tx, sql.LOCK_ORDER, **keys)
     for statement, some in _by_statement(settlements):
         settled.update(row[0] for row in fetch_sync(tx, statement, **_values(some, worker)))
     return settled
+
+
+def ordered_keys(settlements: Sequence[Settlement]) -> dict[str, list[str]] | None:
+    """The order keys that these settlements touch: locked before the rows are, always in the same order."""
+    keys = [(s.job.name, s.job.order_key) for s in settlements if s.job.order_key is not None]
+    return {"names": [name for name, _ in keys], "keys": [key for _, key in keys]} if keys else None
 
 
 _STATEMENTS: dict[str, Statement] = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 from duly.db import Statement
 
 _CLAIMED = """
-    id, name, entity_id, payload::text AS payload, priority, run_at, due_at, original_delay, retry_count, max_retries, backoff_seconds,
-    source, event_id, correlation_id, causation_id, traceparent, lease_token, claimed_at, lost_by
+    id, name, entity_id, payload::text AS payload, priority, run_at, due_at, original_delay, retry_count, max_retries,
+    backoff_seconds,
+    source, event_id, order_key, correlation_id, causation_id, traceparent, lease_token, claimed_at, lost_by
 """
 
 # One index probe for each (priority, name); the outer LIMIT stops the walk, so exactly as many rows are locked as are
@@ -226,3 +227,5 @@ WITH RECURSIVE hop AS (
 SELECT hop.name, (SELECT count(*) FROM (SELECT 1 FROM duly.jobs j WHERE j.name = hop.name LIMIT 1000) AS capped)::int
 FROM hop WHERE hop.name IS NOT NULL AND NOT (hop.name = ANY(CAST(:names AS text[]))) LIMIT 100
 """)
+
+LOCK_ORDER = Statement("SELECT duly.lock_order(CAST(:names AS text[]), CAST(:keys AS text[])) IS NULL")

@@ -67,6 +67,7 @@ jobs = Table(
     CheckConstraint("name ~ '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$'", name="jobs_is_named"),
     CheckConstraint("length(entity_id) BETWEEN 1 AND 200", name="jobs_entity_is_short"),
     CheckConstraint("jsonb_typeof(payload) = 'object'", name="jobs_payload_is_object"),
+    CheckConstraint("pg_column_size(payload) <= 1048576", name="jobs_payload_is_bounded"),
     CheckConstraint("priority BETWEEN 1 AND 4", name="jobs_priority_is_1_to_4"),
     CheckConstraint("retry_count >= 0 AND snoozes >= 0", name="jobs_retries_count_up"),
     CheckConstraint("max_retries BETWEEN 0 AND 1000", name="jobs_max_retries_is_sane"),

@@ -297,9 +297,10 @@ class Worker(Duty):
             self._leases.restart(job, time_limit_seconds=unit.time_limit_seconds + ABANDON_AFTER_SECONDS)
         self._running.add(unit)
         try:
-            to_write, committed = await self._runner.run(unit.handler, unit.jobs)
-            self._finish(to_write)
-            for settlement in committed:
+            result = await self._runner.run(unit.handler, unit.jobs)
+            self._finish(result.to_write)
+            self._forget(result.lost)
+            for settlement in result.committed:
                 self._settled(settlement)
         except LeaseLost:
             self._forget(unit.jobs)
@@ -416,7 +417,7 @@ class Worker(Duty):
         return None
 
     async def _settle(self, connection: Any, batch: Sequence[Settlement]) -> None:
-        if all(settlement.outcome in ("done", "cancelled") for settlement in batch):
+        if all(s.outcome in ("done", "cancelled") and s.job.order_key is None for s in batch):
             settled = await settle.write(connection, batch, worker=self.identity)
         else:
             async with atomic(connection):

@@ -18,8 +18,10 @@ from opentelemetry.trace import SpanKind
 from duly.clock import monotonic
 from duly.db import Database, atomic, fetch, load_json
 from duly.duty import Cycle, Duty
+from duly.errors import Unavailable
 from duly.failpoints import failpoint
 from duly.inbox.receive import JOB_PREFIX, as_event, matches
+from duly.jobs.sql import LOCK_ORDER
 from duly.messages import Event, storable
 from duly.outbox import sql
 from duly.outbox.transports import Transport
@@ -30,6 +32,7 @@ log = structlog.get_logger("duly.relay")
 LANES = 64
 LANE_LEASE_SECONDS = 60.0
 RECOUNT_CYCLES = 20
+SWEEP_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Relay(Duty):
         self.poll_seconds = min(db.settings.poll_seconds, 1.0)
         self._cycles = 0
         self._share = LANES
+        self._swept_at = float("-inf")
 
     async def cycle(self) -> Cycle:
         """Publish at most one batch."""
@@ -73,6 +77,9 @@ class Relay(Duty):
             relays = (await fetch(connection, sql.COUNT_RELAYS))[0][0]
             self._share = -(-LANES // relays)
             await fetch(connection, sql.UNPARK_STRAYS)
+        if monotonic() - self._swept_at > SWEEP_SECONDS:
+            self._swept_at = monotonic()
+            await fetch(connection, sql.RELEASE_STRAYS)
         self._cycles += 1
         if self.transport is None:
             published, held = await self._publish_here(connection)
@@ -116,7 +123,7 @@ class Relay(Duty):
                 lease_seconds=LANE_LEASE_SECONDS,
             )  # fmt: skip
         failpoint("relay.fetched")
-        sent, failures = await self._send(transport, pending)
+        sent, failures, away = await self._send(transport, pending)
         failpoint("relay.sent")
         async with atomic(connection):
             ours = {row[0] for row in await fetch(connection, sql.RELEASE_LANES, token=token)}
@@ -127,11 +134,13 @@ class Relay(Duty):
             failpoint("relay.before_commit")
         failpoint("relay.committed")
         self._count(sent)
+        if away:
+            raise Unavailable(f"{transport.name} is away: {away}")
         return len(sent), len(failures), len(held)
 
     async def _send(
         self, transport: Transport, pending: Sequence[Pending]
-    ) -> tuple[list[Pending], list[tuple[Pending, str]]]:
+    ) -> tuple[list[Pending], list[tuple[Pending, str]], str | None]:
         """In waves: one event of each aggregate at a time, none after one that failed, and no longer than the lease.
 
         What was not sent in time stays pending: a slow broker makes the batches smaller, it does not lose the lanes.
@@ -144,14 +153,18 @@ class Relay(Duty):
         failures: list[tuple[Pending, str]] = []
         while queues and monotonic() < enough_at:
             wave = [queue.pop(0) for queue in queues.values()]
-            for one, error in zip(wave, await _publish(transport, wave), strict=True):
+            try:
+                answers = await _publish(transport, wave)
+            except (OSError, TimeoutError) as away:  # nobody's attempt: it is the broker that is away
+                return sent, failures, f"{type(away).__name__}: {away}"
+            for one, error in zip(wave, answers, strict=True):
                 if error is None:
                     sent.append(one)
                 else:
                     failures.append((one, error))
                     queues.pop(one.aggregate_id)
             queues = {aggregate: queue for aggregate, queue in queues.items() if queue}
-        return sent, failures
+        return sent, failures, None
 
     # -- both ---------------------------------------------------------------------------------------------------
 
@@ -188,8 +201,8 @@ class Relay(Duty):
         keys = [(JOB_PREFIX + name, aggregate) for _, name, ordered, aggregate in routes if ordered]
         if keys:
             names, aggregates = [name for name, _ in keys], [aggregate for _, aggregate in keys]
-            await fetch(connection, sql.LOCK_TAILS, names=names, keys=aggregates)
-            await fetch(connection, sql.LOCK_DEAD_TAILS, names=names, keys=aggregates)
+            # Nobody lets the next job of these keys run until we have decided whether ours wait.
+            await fetch(connection, LOCK_ORDER, names=names, keys=aggregates)
         await fetch(
             connection, sql.PUBLISH_EVENTS,
             seqs=[one.seq for one in published],
@@ -203,16 +216,21 @@ class Relay(Duty):
             connection, sql.FAIL_EVENTS, seqs=[one.seq for one, _ in failures],
             errors=[storable(error[:2000]) for _, error in failures], attempts=self.db.settings.publish_attempts,
         )  # fmt: skip
-        for event_id, topic, type_, attempts, is_final in rows:
+        final = [row for row in rows if row[4]]
+        for event_id, topic, _, attempts, is_final in rows:
             PUBLISH_FAILURES.labels(topic).inc()
-            if is_final:
-                log.error("event_failed", event_id=str(event_id), topic=topic, attempts=attempts)
-                message = (
+            event = "event_failed" if is_final else "event_retried"
+            (log.error if is_final else log.warning)(event, event_id=str(event_id), topic=topic, attempts=attempts)
+        if final:
+            await fetch(
+                connection,
+                sql.RAISE_ALERTS,
+                subjects=[str(row[0]) for row in final],
+                messages=[
                     f"{type_} could not be published to {topic} in {attempts} attempts; its aggregate is held back"
-                )
-                await fetch(connection, sql.RAISE_ALERT, kind="event_failed", subject=str(event_id), message=message)
-            else:
-                log.warning("event_retried", event_id=str(event_id), topic=topic, attempts=attempts)
+                    for _, topic, type_, attempts, _ in final
+                ],
+            )
 
     def _count(self, published: Sequence[Pending]) -> None:
         traced = tracing()
@@ -242,6 +260,8 @@ async def _publish(transport: Transport, wave: Sequence[Pending]) -> Sequence[st
         async with asyncio.timeout(LANE_LEASE_SECONDS / 2):
             answers = await transport.publish(list(readable.values()))
         errors |= dict(zip(readable, answers, strict=True))
+    except (OSError, TimeoutError):
+        raise
     except Exception as error:  # noqa: BLE001 - whatever a broker's client raises is a failed attempt
         errors |= dict.fromkeys(readable, f"{type(error).__name__}: {error}")
     return [errors[one.seq] for one in wave]

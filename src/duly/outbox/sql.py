@@ -49,20 +49,6 @@ SELECT greatest(1, count(*))::int FROM duly.processes
 WHERE kind = 'relay' AND seen_at > clock_timestamp() - interval '30 seconds'
 """)
 
-# Before ordered jobs are added: nobody may finish the last job (or discard the last dead letter) of these keys until
-# we have decided whether ours wait behind it.
-LOCK_TAILS = Statement("""
-SELECT tail.id
-FROM (SELECT DISTINCT k.name, k.order_key
-      FROM unnest(CAST(:names AS text[]), CAST(:keys AS text[])) AS k(name, order_key) ORDER BY 1, 2) AS k
-CROSS JOIN LATERAL (SELECT j.id FROM duly.jobs j WHERE j.name = k.name AND j.order_key = k.order_key
-                    ORDER BY j.id DESC LIMIT 1 FOR KEY SHARE) AS tail
-""")
-LOCK_DEAD_TAILS = Statement("""
-SELECT d.id FROM duly.dead_letters d
-WHERE (d.name, d.order_key) IN (SELECT * FROM unnest(CAST(:names AS text[]), CAST(:keys AS text[]))) FOR KEY SHARE
-""")
-
 # The jobs are made from what the DELETE really moved, so an event that was published already makes none.
 PUBLISH_EVENTS = Statement("""
 WITH moved AS (
@@ -104,7 +90,10 @@ FROM unnest(CAST(:seqs AS bigint[]), CAST(:errors AS text[])) AS g(seq, error)
 WHERE o.seq = g.seq
 RETURNING o.id, o.topic, o.type, o.attempts, o.failed_at IS NOT NULL
 """)
-RAISE_ALERT = Statement("SELECT duly.alert(CAST(:kind AS text), CAST(:subject AS text), CAST(:message AS text))")
+RAISE_ALERTS = Statement("""
+SELECT count(duly.alert('event_failed', a.subject, a.message))
+FROM unnest(CAST(:subjects AS text[]), CAST(:messages AS text[])) AS a(subject, message)
+""")
 PARK_EVENTS = Statement("UPDATE duly.outbox SET parked = true WHERE seq = ANY(CAST(:seqs AS bigint[])) AND NOT parked")
 
 # The next ones of these aggregates, whose head is gone; a thousand at a time, in order.
@@ -124,4 +113,16 @@ WHERE seq = ANY(ARRAY(
                                      AND (b.parked OR b.attempts > 0 OR b.retry_at IS NOT NULL))
     ORDER BY o.seq LIMIT 1000))
 RETURNING seq
+""")
+
+# Jobs that wait behind nothing: a transaction that was letting the next one run was rolled back at the wrong moment.
+RELEASE_STRAYS = Statement("""
+UPDATE duly.jobs SET run_at = duly.now(), waits = 'due'
+WHERE id = ANY(ARRAY(
+    SELECT j.id FROM duly.jobs j
+    WHERE j.order_key IS NOT NULL AND j.waits = 'behind'
+      AND NOT EXISTS (SELECT 1 FROM duly.jobs b
+                      WHERE b.name = j.name AND b.order_key = j.order_key AND b.id < j.id)
+      AND NOT EXISTS (SELECT 1 FROM duly.dead_letters d WHERE d.name = j.name AND d.order_key = j.order_key)
+    LIMIT 1000 FOR UPDATE SKIP LOCKED))
 """)

@@ -54,6 +54,7 @@ outbox = Table(
     CheckConstraint("topic ~ '^[A-Za-z][A-Za-z0-9_.:-]{0,199}$'", name="outbox_topic_is_named"),
     CheckConstraint("length(aggregate_id) BETWEEN 1 AND 200", name="outbox_aggregate_is_short"),
     CheckConstraint("jsonb_typeof(payload) = 'object'", name="outbox_payload_is_object"),
+    CheckConstraint("pg_column_size(payload) + pg_column_size(headers) <= 1048576", name="outbox_payload_is_bounded"),
     CheckConstraint("jsonb_typeof(headers) = 'object'", name="outbox_headers_is_object"),
     CheckConstraint(
         "failed_at IS NULL OR (last_error IS NOT NULL AND attempts > 0)", name="outbox_failure_is_explained"

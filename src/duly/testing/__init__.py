@@ -1,6 +1,6 @@
 """For tests, yours and ours: a fresh database from a template, a clock that moves, and facts to assert.
 
-With pytest, ``pytest_plugins = ["duly.testing.plugin"]`` gives the fixtures ``duly_dsn``, ``duly_db`` and ``duly_clock``.
+With pytest, ``pytest_plugins = ["duly.testing.plugin"]`` gives the fixtures ``duly_dsn``, ``duly_db``, ``duly_clock``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TestServer:
     __test__ = False
 
     def __init__(self, directory: Path, *, durable: bool = False) -> None:
-        """Not durable by default: a test database need not survive a power cut, and fsync costs most of a test's time."""
+        """Not durable by default: a test database need not survive a power cut, and fsync costs most of the time."""
         parameters = () if durable else ("fsync=off", "full_page_writes=off")
         self.postgres = EmbeddedPostgres.at(directory, parameters=parameters)
 

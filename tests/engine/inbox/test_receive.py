@@ -279,10 +279,11 @@ async def test_a_worker_that_lost_its_lease_cannot_write(db: Database, dsn: str)
     rows(
         dsn,
         "UPDATE duly.jobs SET lease_token = nextval('duly.lease_tokens'), leased_by = 'another',"
-        " lease_expires_at = clock_timestamp() - interval '1 ms'",
+        " lease_expires_at = clock_timestamp() + interval '1 hour'",
     )
     go_on.set()
     await asyncio.wait_for(running, 30)
+    rows(dsn, "UPDATE duly.jobs SET lease_expires_at = clock_timestamp() - interval '1 ms'")
     assert zombie.counts == {"lost": 1}
     assert effects(dsn, "ledger") == {}
     await Worker(db, app.handlers).run_once()

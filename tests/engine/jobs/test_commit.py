@@ -223,6 +223,28 @@ async def test_a_commit_without_an_answer_is_looked_up_and_never_guessed(
 
 
 @any_transaction
+@pytest.mark.parametrize("cut", ["statement", "reply"])
+async def test_a_commit_that_cannot_be_looked_up_at_once_is_no_failure_either(
+    db: Database, dsn: str, through: Callable[[Ending], Any], cut: Cut
+) -> None:
+    """E3.11, E3.15: the database stays away for a moment longer: no attempt is used, and the effect happens once."""
+    make_effects(dsn)
+    await schedule_work(db)
+    async with breaking_wire(dsn) as wire:
+        wire.refuse_after_cut = 2
+
+        def arm() -> None:
+            if not wire.cuts:
+                wire.cut_next = cut
+
+        await on_wire(wire, through(arm))
+        assert (wire.cuts, wire.refuse_after_cut) == (1, 0)
+    assert rows(dsn, "SELECT error FROM duly.dead_letters") == []
+    assert effects(dsn) == {"e": 1}
+    assert is_empty(dsn)
+
+
+@any_transaction
 async def test_a_backend_that_is_terminated_before_commit_costs_no_attempt(
     db: Database, dsn: str, through: Callable[[Ending], Any]
 ) -> None:

@@ -51,7 +51,7 @@ async def test_jobs_that_have_not_started_are_released_at_once(db: Database, dsn
         await may_end.wait()
 
     schedule_numbers(dsn, "work", 2)
-    before = rows(dsn, "SELECT retry_count, run_at, snoozes, unique_key FROM duly.jobs WHERE entity_id = '2'")
+    before = rows(dsn, "SELECT retry_count, run_at, snoozes FROM duly.jobs WHERE entity_id = '2'")
     async with working(Worker(db, handlers(work), concurrency=1)) as stop:
         await asyncio.wait_for(began.wait(), 10)
         await until(lambda: value(dsn, "SELECT count(*) FROM duly.queue WHERE status = 'Running'") == 2)
@@ -60,7 +60,9 @@ async def test_jobs_that_have_not_started_are_released_at_once(db: Database, dsn
         may_end.set()
     assert queue(dsn) == [("2", "Pending", 0)]
     assert outcomes(dsn) == [("1", "done", 0)]
-    assert rows(dsn, "SELECT retry_count, run_at, snoozes, unique_key FROM duly.jobs") == before
+    assert rows(dsn, "SELECT retry_count, run_at, snoozes FROM duly.jobs") == before
+    rows(dsn, "SELECT duly.schedule('work', '2', duly.now() + interval '1 hour')")
+    assert queue(dsn) == [("2", "Pending", 0)]
 
 
 async def test_a_released_job_wakes_another_worker(db: Database, dsn: str) -> None:

@@ -20,6 +20,7 @@ HEADER = struct.Struct("!cI")
 class Wire:
     """A proxy in front of a server. ``cut_next`` arms it; ``cuts`` counts how often it really broke.
 
+    After a cut, as many new connections are refused as ``refuse_after_cut`` says: an outage, not a hiccup.
     ``sent`` counts what was executed, by its text, whichever driver and protocol sent it.
     """
 
@@ -27,6 +28,7 @@ class Wire:
     statement: bytes = b"COMMIT"
     cut_next: Cut | None = None
     cuts: int = 0
+    refuse_after_cut: int = 0
     sent: Counter[str] = field(default_factory=Counter)
 
 
@@ -38,6 +40,10 @@ async def breaking_wire(dsn: str) -> AsyncIterator[Wire]:
     open_writers: set[asyncio.StreamWriter] = set()
 
     async def serve(client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        if wire.cuts and wire.refuse_after_cut:
+            wire.refuse_after_cut -= 1
+            to_client.close()
+            return
         server, to_server = await asyncio.open_unix_connection(f"{directory}/.s.PGSQL.5432")
         open_writers.update((to_client, to_server))
         broken = asyncio.Event()

@@ -11,6 +11,7 @@ import pytest
 from duly import Relay, emit
 from duly.db import Database
 from duly.duty import Cycle
+from duly.errors import Unavailable
 from duly.messages import Event, NewEvent
 from duly.testing import BusinessClock
 from tests.engine.outbox.broker import Broker, BrokerTransport
@@ -38,6 +39,8 @@ async def relay_all(db: Database, broker: Broker, **options: Any) -> None:
         for _ in range(1_000):
             if not (await relay.cycle()).done:
                 return
+    except Unavailable:  # the broker is away: what the loop would wait for
+        return
     finally:
         await relay.close()
     raise AssertionError("the relay finds no end")
@@ -126,8 +129,7 @@ async def test_the_statements_of_a_cycle_do_not_grow_with_the_failures(
     """DESIGN: fifty events that fail for good at once, each with its alert, cost no more statements than one."""
     counted: list[int] = []
     relay = Relay(db, transport=BrokerTransport(broker.port))
-    await relay.cycle()
-    for name, events in (("x", 1), ("y", 50)):
+    for name, events in (("w", 1), ("x", 1), ("y", 50)):  # the driver learns its types in the first round
         broker.rules.refuse.update({f"{name}{n}": "no such topic" for n in range(events)})
         async with db.transaction() as tx:
             await emit(tx, *(NewEvent("order.changed", "shop", f"{name}{n}", {"n": 0}) for n in range(events)))
@@ -138,8 +140,8 @@ async def test_the_statements_of_a_cycle_do_not_grow_with_the_failures(
         assert (await relay.cycle()).facts["failed"] == events
         counted.append(len(statements))
     await relay.close()
-    assert value(dsn, "SELECT count(*) FROM duly.alerts") == 51
-    assert counted[1] == counted[0]
+    assert value(dsn, "SELECT count(*) FROM duly.alerts") == 52
+    assert counted[2] == counted[1]
 
 
 # -- one aggregate waits, the others do not --------------------------------------------------------------------------

@@ -56,6 +56,15 @@ async def test_a_cycle_publishes_a_hundred_events_unless_told_otherwise(db: Data
     await other.close()
 
 
+async def test_the_largest_batch_that_may_be_configured_gets_through(db: Database, dsn: str) -> None:
+    """STYLE: a limit on everything, and it holds: 10,000 aggregates, two ordered consumers, one transaction."""
+    for name in ("ledger", "mail"):
+        add_consumer(dsn, name, ["*"], ordered=True)
+    await emit_events(db, *(order_changed(f"o{n}") for n in range(10_000)))
+    assert (await Relay(db, batch=10_000).run_once()).facts["published"] == 10_000
+    assert value(dsn, "SELECT count(*) FROM duly.jobs") == 20_000
+
+
 async def test_an_event_without_a_consumer_is_published_all_the_same(db: Database, dsn: str) -> None:
     """E1.4: nobody listens today; the history has it."""
     (id_,) = await emit_events(db, order_changed("o1"))

@@ -9,6 +9,7 @@ from typing import Any
 
 import asyncpg
 import psycopg
+from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
@@ -165,6 +166,28 @@ async def psycopg_async(dsn: str) -> AsyncIterator[Open]:
 
 
 @asynccontextmanager
+async def psycopg_async_with_dicts(dsn: str) -> AsyncIterator[Open]:
+    """An application may have rows in whatever shape it likes."""
+    async with await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row) as connection:
+
+        async def place(order_id: str) -> None:
+            await connection.execute(INSERT_ORDER.format(order_id).encode())
+            assert len(await emit(connection, order_placed(order_id))) == 1
+
+        yield Open(place)
+
+
+@asynccontextmanager
+async def own_session_on_psycopg(dsn: str) -> AsyncIterator[Open]:
+    """SQLAlchemy's other asynchronous driver."""
+    engine = create_async_engine(
+        "postgresql+psycopg://", async_creator=lambda: psycopg.AsyncConnection.connect(dsn), poolclass=NullPool
+    )
+    async with AsyncSession(engine) as session, session.begin():
+        yield Open(lambda order_id: _place(session, order_id))
+
+
+@asynccontextmanager
 async def own_session(dsn: str) -> AsyncIterator[Open]:
     with Session(sync_engine(dsn)) as session, session.begin():
 
@@ -193,6 +216,17 @@ async def psycopg_sync(dsn: str) -> AsyncIterator[Open]:
         async def place(order_id: str) -> None:
             connection.execute(INSERT_ORDER.format(order_id).encode())
             sync.emit(connection, order_placed(order_id))
+
+        yield Open(place)
+
+
+@asynccontextmanager
+async def psycopg_sync_with_dicts(dsn: str) -> AsyncIterator[Open]:
+    with psycopg.connect(dsn, row_factory=dict_row) as connection:
+
+        async def place(order_id: str) -> None:
+            connection.execute(INSERT_ORDER.format(order_id).encode())
+            assert len(sync.emit(connection, order_placed(order_id))) == 1
 
         yield Open(place)
 
@@ -235,9 +269,12 @@ WRITERS: list[Writer] = [
     own_asyncpg,
     pooled_asyncpg,
     psycopg_async,
+    psycopg_async_with_dicts,
+    own_session_on_psycopg,
     own_session,
     own_connection,
     psycopg_sync,
+    psycopg_sync_with_dicts,
     plain_sql,
     trigger,
 ]

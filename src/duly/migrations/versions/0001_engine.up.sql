@@ -54,6 +54,7 @@ CREATE TABLE duly.outbox (
     CONSTRAINT outbox_topic_is_named CHECK (topic ~ '^[A-Za-z][A-Za-z0-9_.:-]{0,199}$'),
     CONSTRAINT outbox_aggregate_is_short CHECK (length(aggregate_id) BETWEEN 1 AND 200),
     CONSTRAINT outbox_payload_is_object CHECK (jsonb_typeof(payload) = 'object'),
+    CONSTRAINT outbox_payload_is_bounded CHECK (pg_column_size(payload) + pg_column_size(headers) <= 1048576),
     CONSTRAINT outbox_headers_is_object CHECK (jsonb_typeof(headers) = 'object'),
     CONSTRAINT outbox_failure_is_explained CHECK (failed_at IS NULL OR (last_error IS NOT NULL AND attempts > 0))
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
@@ -152,6 +153,7 @@ CREATE TABLE duly.jobs (
     CONSTRAINT jobs_is_named CHECK (name ~ '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$'),
     CONSTRAINT jobs_entity_is_short CHECK (length(entity_id) BETWEEN 1 AND 200),
     CONSTRAINT jobs_payload_is_object CHECK (jsonb_typeof(payload) = 'object'),
+    CONSTRAINT jobs_payload_is_bounded CHECK (pg_column_size(payload) <= 1048576),
     CONSTRAINT jobs_priority_is_1_to_4 CHECK (priority BETWEEN 1 AND 4),
     CONSTRAINT jobs_retries_count_up CHECK (retry_count >= 0 AND snoozes >= 0),
     CONSTRAINT jobs_max_retries_is_sane CHECK (max_retries BETWEEN 0 AND 1000),
@@ -226,15 +228,30 @@ CREATE INDEX executions_name ON duly.executions (name, completed_at);
 CREATE INDEX executions_entity ON duly.executions (entity_id, completed_at) WHERE entity_id IS NOT NULL;
 CREATE TABLE duly.executions_default PARTITION OF duly.executions DEFAULT;
 
+-- Whoever adds jobs of an order key, or lets the next one run, does so one after the other; always in the same order.
+CREATE FUNCTION duly.lock_order(names text[], keys text[]) RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(sorted.hash)
+    FROM (SELECT DISTINCT hashtextextended('duly.order ' || k.name || ' ' || k.key, 0) AS hash
+          FROM unnest(names, keys) AS k(name, key) ORDER BY 1) AS sorted;
+END
+$$;
+
 -- Order per aggregate: when a job with an order key leaves the queue, the next one of its key may run. A dead letter
--- keeps its place until an operator retries or discards it.
+-- keeps its place until an operator retries or discards it. A head that is locked is leaving, too: whoever deletes it
+-- waits for our lock and lets the one after it run.
 CREATE FUNCTION duly.release_next() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
 BEGIN
+    PERFORM duly.lock_order(ARRAY[OLD.name], ARRAY[OLD.order_key]);
     UPDATE duly.jobs SET run_at = duly.now(), waits = 'due'
     WHERE id = (SELECT j.id FROM duly.jobs j
-                WHERE j.name = OLD.name AND j.order_key = OLD.order_key ORDER BY j.id LIMIT 1)
+                WHERE j.id = (SELECT h.id FROM duly.jobs h
+                              WHERE h.name = OLD.name AND h.order_key = OLD.order_key ORDER BY h.id LIMIT 1)
+                FOR NO KEY UPDATE SKIP LOCKED)
       AND waits = 'behind'
       AND NOT EXISTS (SELECT 1 FROM duly.dead_letters d WHERE d.name = OLD.name AND d.order_key = OLD.order_key);
     RETURN NULL;

@@ -14,7 +14,10 @@ class Transport(Protocol):
     name: str
 
     async def publish(self, events: Sequence[Event]) -> Sequence[str | None]:
-        """Send each and wait for its acknowledgement: None where it came, otherwise the error."""
+        """Send each and wait for its acknowledgement: None where it came, otherwise the error of that event.
+
+        Raise OSError or TimeoutError when the broker cannot be reached: that is an outage, and no event's attempt.
+        """
         ...
 
     async def close(self) -> None:
