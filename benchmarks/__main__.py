@@ -1,4 +1,4 @@
-"""duly beside hand-written SQL that writes the same rows, in one run on one PostgreSQL; ratios, not absolute figures."""
+"""duly beside hand-written SQL that writes the same rows, in one run on one PostgreSQL: ratios count."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ async def drain(db: Database, count: int, *, concurrency: int = 10) -> float:
 
 RAW_SETTLE = """
 WITH gone AS (DELETE FROM duly.jobs WHERE id = ANY($1) AND lease_token = $2 RETURNING *)
-INSERT INTO duly.executions (execution_id, job_id, name, entity_id, source, started_at, completed_at, succeeded, outcome,
-    retry_count, worker, lease_token, correlation_id)
+INSERT INTO duly.executions (execution_id, job_id, name, entity_id, source, started_at, completed_at, succeeded,
+    outcome, retry_count, worker, lease_token, correlation_id)
 SELECT gen_random_uuid(), id, name, entity_id, source, now(), now(), true, 'done', 0, 'raw', lease_token, correlation_id
 FROM gone
 """

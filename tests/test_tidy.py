@@ -75,7 +75,7 @@ def test_sql_is_never_formatted() -> None:
     for path in SOURCES:
         for node in nodes(path):
             if isinstance(node, ast.JoinedStr):
-                literal = "".join(part.value for part in node.values if isinstance(part, ast.Constant))
+                literal = "".join(str(part.value) for part in node.values if isinstance(part, ast.Constant))
                 if SQL_VERB.search(literal) and re.search(r"\b(FROM|INTO|SET|WHERE|VALUES|TABLE)\b", literal):
                     found.append(f"{relative(path)}:{node.lineno}")
     offences("SQL is a constant with bound values, never an f-string", found)

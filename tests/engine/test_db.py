@@ -11,9 +11,13 @@ from duly.db import Database
 async def test_a_block_that_ends_commits_and_one_that_raises_rolls_back(db: Database) -> None:
     async with db.transaction() as tx:
         await tx.execute(text("SELECT duly.schedule('A')"))
-    with pytest.raises(ZeroDivisionError):
+
+    async def fail() -> None:
         async with db.transaction() as tx:
             await tx.execute(text("SELECT duly.schedule('B')"))
-            _ = 1 / 0
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
     async with db.transaction() as tx:
         assert (await tx.execute(text("SELECT name FROM duly.jobs"))).scalars().all() == ["A"]

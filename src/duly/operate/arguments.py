@@ -5,7 +5,7 @@ from __future__ import annotations
 from duly.errors import Invalid, NotFound
 
 PAGE_LIMIT = 1_000
-BULK_LIMIT = 10_000
+BULK_LIMIT = 1_000  # each may take a lock of its order, and the server has room for some thousand locks
 TEXT_LIMIT = 200
 REASON_LIMIT = 2_000
 LARGEST_ID = 2**63 - 1

@@ -168,15 +168,16 @@ async def _choose(tx: Tx, *, name: str | None, error_kind: str | None, limit: in
 async def _retry(tx: Tx, chosen: list[Chosen], signature: dict[str, str | None]) -> None:
     """Insert before deleting: the trigger that lets the next of an order go must see the one that came back."""
     ids = [one.id for one in chosen]
-    await fetch(tx, sql.HOLD_EARLIER_DEAD_LETTERS, ids=ids)
-    await fetch(tx, sql.HOLD_EARLIER_JOBS, ids=ids)
+    await fetch(tx, sql.LOCK_ORDER_OF_DEAD_LETTERS, ids=ids)
     await fetch(tx, sql.REQUEUE_DEAD_LETTERS, ids=ids)
     await fetch(tx, sql.REMOVE_RETRIED_DEAD_LETTERS, ids=ids, **signature)
     await _settle(tx, chosen)
 
 
 async def _discard(tx: Tx, chosen: list[Chosen], signature: dict[str, str | None]) -> None:
-    await fetch(tx, sql.DISCARD_DEAD_LETTERS, ids=[one.id for one in chosen], **signature)
+    ids = [one.id for one in chosen]
+    await fetch(tx, sql.LOCK_ORDER_OF_DEAD_LETTERS, ids=ids)
+    await fetch(tx, sql.DISCARD_DEAD_LETTERS, ids=ids, **signature)
     await _settle(tx, chosen)
 
 

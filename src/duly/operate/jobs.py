@@ -78,7 +78,8 @@ async def cancel_job(tx: Tx, id: int, *, actor: str, reason: str | None = None) 
 async def run_job_now(tx: Tx, id: int, *, actor: str, reason: str | None = None) -> None:
     """Make a waiting job due now; one that runs, or that must wait for an earlier one of its order, is refused."""
     signature = signed(actor=actor, reason=reason)
-    rows = await fetch(tx, sql.LOCK_JOB, id=row_id("job", id))
+    await fetch(tx, sql.LOCK_ORDER_OF_JOB, id=row_id("job", id))
+    rows = await fetch(tx, sql.LOCK_JOB, id=id)
     if not rows:
         raise await _absent(tx, id)
     leased, behind = rows[0]

@@ -8,6 +8,8 @@ from duly.db import Statement, Tx, fetch, request_poke
 from duly.errors import Invalid
 from duly.operate import sql_maintenance as sql
 from duly.operate.alerts import resolve_idle_dead_letter_alerts
+from duly.operate.arguments import BULK_LIMIT, bulk_size
+from duly.operate.sql import LOCK_ORDER_OF_DEAD_LETTERS
 from duly.operate.words import plural
 
 RESOLVED_ALERT_DAYS = 90
@@ -55,15 +57,19 @@ async def forget_processed_events(tx: Tx, *, days: int, batch: int = BATCH, batc
     return _forgot(plural(gone, "processed event"), more)
 
 
-async def forget_dead_letters(tx: Tx, *, days: int, batch: int = BATCH, batches: int = BATCHES) -> str:
+async def forget_dead_letters(tx: Tx, *, days: int, batch: int = BULK_LIMIT) -> str:
     """Give up dead letters that nobody cared for; the audit keeps how many of each name."""
-    gone, more = await _in_batches(tx, sql.FORGET_DEAD_LETTERS, days=_days(days), batch=batch, batches=batches)
-    if gone:
+    chosen = await fetch(tx, sql.CHOOSE_OLD_DEAD_LETTERS, days=_days(days), batch=bulk_size(batch))
+    ids = [row[0] for row in chosen]
+    if ids:
+        await fetch(tx, LOCK_ORDER_OF_DEAD_LETTERS, ids=ids)
+        await fetch(tx, sql.FORGET_DEAD_LETTERS, ids=ids)
         await resolve_idle_dead_letter_alerts(tx)
         request_poke(tx, "jobs")  # the next job of an order may run now
+    more = len(ids) == batch
     if more:
         await _go_on(tx, "duly.forget-dead-letters")
-    return _forgot(plural(gone, "dead letter"), more)
+    return _forgot(plural(len(ids), "dead letter"), more)
 
 
 async def forget_audit(tx: Tx, *, days: int, batch: int = BATCH, batches: int = BATCHES) -> str:

@@ -77,16 +77,14 @@ CHOOSE_DEAD_LETTERS_OF_NAME = Statement(
     _CHOOSE_DEAD_LETTERS + " AND name = CAST(:name AS text)" + _OLDEST_DEAD_LETTER_FIRST
 )
 
-# What comes before it in its order must not end between looking at it and inserting behind it.
-HOLD_EARLIER_JOBS = Statement("""
-SELECT e.id FROM duly.jobs e
-JOIN duly.dead_letters d ON d.name = e.name AND d.order_key = e.order_key AND e.id < d.id
-WHERE d.id = ANY(CAST(:ids AS bigint[])) ORDER BY e.id FOR SHARE OF e
+# Whoever adds to an order, or takes from it, does so one after the other; before any row of it is looked at.
+LOCK_ORDER_OF_DEAD_LETTERS = Statement("""
+SELECT duly.lock_order(array_agg(name), array_agg(order_key)) IS NULL FROM duly.dead_letters
+WHERE id = ANY(CAST(:ids AS bigint[])) AND order_key IS NOT NULL
 """)
-HOLD_EARLIER_DEAD_LETTERS = Statement("""
-SELECT e.id FROM duly.dead_letters e
-JOIN duly.dead_letters d ON d.name = e.name AND d.order_key = e.order_key AND e.id < d.id
-WHERE d.id = ANY(CAST(:ids AS bigint[])) ORDER BY e.id FOR SHARE OF e
+LOCK_ORDER_OF_JOB = Statement("""
+SELECT duly.lock_order(ARRAY[name], ARRAY[order_key]) IS NULL FROM duly.jobs
+WHERE id = CAST(:id AS bigint) AND order_key IS NOT NULL
 """)
 REQUEUE_DEAD_LETTERS = Statement("""
 INSERT INTO duly.jobs (id, name, entity_id, payload, priority, run_at, due_at, created_at, original_delay, max_retries,
@@ -261,7 +259,8 @@ LIST_EVENTS_OF_AGGREGATE = Statement(
     "SELECT * FROM ((SELECT "
     + _WAITING_COLUMNS
     + """
-    FROM duly.outbox WHERE aggregate_id = CAST(:aggregate_id AS text) AND (parked OR attempts > 0)
+    FROM duly.outbox WHERE aggregate_id = CAST(:aggregate_id AS text)
+      AND (parked OR attempts > 0 OR retry_at IS NOT NULL)
       AND CASE CAST(:status AS text) WHEN 'PENDING' THEN failed_at IS NULL WHEN 'FAILED' THEN failed_at IS NOT NULL
                                      WHEN 'PUBLISHED' THEN false ELSE true END"""
     + _OF_TOPIC
@@ -271,6 +270,7 @@ LIST_EVENTS_OF_AGGREGATE = Statement(
     + """
     FROM duly.outbox WHERE lane = CAST(hashtextextended(CAST(:aggregate_id AS text), 0) & 63 AS smallint)
       AND aggregate_id = CAST(:aggregate_id AS text) AND NOT parked AND failed_at IS NULL AND attempts = 0
+      AND retry_at IS NULL
       AND coalesce(CAST(:status AS text), 'PENDING') = 'PENDING'"""
     + _OF_TOPIC
     + _NEWEST_EVENT_FIRST
@@ -333,7 +333,8 @@ WITH before AS MATERIALIZED (
 RELEASE_NEXT_EVENT = Statement("""
 UPDATE duly.outbox SET parked = false
 WHERE parked AND seq = (SELECT o.seq FROM duly.outbox o
-                        WHERE o.aggregate_id = CAST(:aggregate_id AS text) AND (o.parked OR o.attempts > 0)
+                        WHERE o.aggregate_id = CAST(:aggregate_id AS text)
+                          AND (o.parked OR o.attempts > 0 OR o.retry_at IS NOT NULL)
                         ORDER BY o.seq LIMIT 1)
 """)
 FIND_AGGREGATE = Statement("SELECT aggregate_id FROM duly.outbox WHERE seq = CAST(:seq AS bigint)")

@@ -47,19 +47,19 @@ WITH gone AS (
 SELECT count(*)::int FROM gone
 """)
 # An operator who works on one right now keeps it.
+CHOOSE_OLD_DEAD_LETTERS = Statement("""
+SELECT id FROM duly.dead_letters
+WHERE buried_at < duly.now() - make_interval(days => CAST(:days AS int))
+ORDER BY buried_at, id LIMIT CAST(:batch AS int) FOR UPDATE SKIP LOCKED
+""")
 FORGET_DEAD_LETTERS = Statement("""
 WITH gone AS (
-    DELETE FROM duly.dead_letters WHERE id = ANY(ARRAY(
-        SELECT id FROM duly.dead_letters
-        WHERE buried_at < duly.now() - make_interval(days => CAST(:days AS int))
-        ORDER BY buried_at, id LIMIT CAST(:batch AS int) FOR UPDATE SKIP LOCKED))
-    RETURNING name, buried_at
-), noted AS (
-    INSERT INTO duly.audit (at, actor, action, subject, reason, before)
-    SELECT duly.now(), 'duly', 'dead_letters.forgotten', 'dead_letters:' || name, 'older than the retention',
-           jsonb_build_object('count', count(*), 'oldest', min(buried_at), 'newest', max(buried_at))
-    FROM gone GROUP BY name ORDER BY name)
-SELECT count(*)::int FROM gone
+    DELETE FROM duly.dead_letters WHERE id = ANY(CAST(:ids AS bigint[])) RETURNING name, buried_at
+)
+INSERT INTO duly.audit (at, actor, action, subject, reason, before)
+SELECT duly.now(), 'duly', 'dead_letters.forgotten', 'dead_letters:' || name, 'older than the retention',
+       jsonb_build_object('count', count(*), 'oldest', min(buried_at), 'newest', max(buried_at))
+FROM gone GROUP BY name ORDER BY name
 """)
 FORGET_AUDIT = Statement("""
 WITH gone AS (

@@ -107,7 +107,8 @@ SELECT id, seq, type, topic, aggregate_id, CASE WHEN failed_at IS NULL THEN 'PEN
 )
 FIND_HOLDER = Statement("""
 SELECT id, failed_at, retry_at, last_error FROM duly.outbox
-WHERE aggregate_id = CAST(:aggregate_id AS text) AND seq < CAST(:seq AS bigint) AND (parked OR attempts > 0)
+WHERE aggregate_id = CAST(:aggregate_id AS text) AND seq < CAST(:seq AS bigint)
+  AND (parked OR attempts > 0 OR retry_at IS NOT NULL)
 ORDER BY seq LIMIT 1
 """)
 COUNT_HELD = Statement("""

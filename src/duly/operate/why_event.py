@@ -94,9 +94,10 @@ async def _say_pending(look: Look, event: EventFacts) -> list[str]:
     if holders:
         return [f"It is PENDING. {_say_holder(look, holders[0])}"]
     if event.retry_at is not None and event.retry_at > look.now:
+        error = f" The last error: {short(event.last_error)}" if event.last_error else ""
         return [
             f"It is PENDING: {plural(event.attempts, 'attempt')} failed, the next is at "
-            f"{when(event.retry_at, look.now)}. The last error: {short(event.last_error)}"
+            f"{when(event.retry_at, look.now)}.{error}"
         ]
     if not await look.one(sql.COUNT_RELAYS, alive_seconds=ALIVE_SECONDS):
         return ["It is PENDING, and no relay is alive: start one (`duly relay`)."]
@@ -114,7 +115,7 @@ def _say_holder(look: Look, holder: Sequence[Any]) -> str:
             f"or give it up (`duly events discard {id}`). Its error: {short(last_error)}"
         )
     if retry_at is not None:
-        return f"{behind}, which is tried again at {when(retry_at, look.now)}. Its error: {short(last_error)}"
+        return f"{behind}, which is tried again at {when(retry_at, look.now)}. Its error: {short(last_error) or 'none'}"
     return f"{behind}, which goes first."
 
 

@@ -164,8 +164,8 @@ async def _say_behind(look: Look, job: QueuedJob) -> list[str]:
         ]
     if head is None:
         return [
-            "It waits behind an earlier job of its order, but none is left: nothing will let it go by itself. "
-            f"Run it now (`duly jobs run-now {job.id}`)."
+            "It waits behind an earlier job of its order, but none is left: a relay lets it go when it next looks, "
+            f"or you do (`duly jobs run-now {job.id}`)."
         ]
     before = await look.one(sql.COUNT_ORDER_BEFORE, id=job.id, cap=CAP, **order)
     others = f"; {before} are before it" if before > 1 else ""

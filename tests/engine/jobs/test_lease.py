@@ -251,6 +251,35 @@ async def test_a_zombies_writes_roll_back_when_it_wakes_up(
     assert is_empty(dsn)
 
 
+async def test_a_zombie_that_wakes_up_first_does_not_push_its_successor_aside(db: Database, dsn: str) -> None:
+    """E3.5: the successor still works on it; the zombie's writes roll back, the successor's stay."""
+    make_effects(dsn)
+    stalled = {"first": asyncio.Event(), "second": asyncio.Event()}
+    let_go = {"first": asyncio.Event(), "second": asyncio.Event()}
+
+    async def work(ctx: JobContext, tx: Tx) -> None:
+        run = "second" if stalled["first"].is_set() else "first"
+        await tx.execute(text(EFFECT), {"entity_id": ctx.entity_id, "run": run})
+        stalled[run].set()
+        await let_go[run].wait()
+
+    await schedule_work(db)
+    zombie, successor = Worker(db, handlers(work)), Worker(db, handlers(work))
+    asleep = asyncio.create_task(zombie.run_once())
+    await asyncio.wait_for(stalled["first"].wait(), 10)
+    expire_leases(dsn)
+    awake = asyncio.create_task(successor.run_once())
+    await asyncio.wait_for(stalled["second"].wait(), 10)
+    let_go["first"].set()
+    await asleep
+    assert queue(dsn) == [("e", "Running", 1)]
+    assert effects(dsn) == {}
+    let_go["second"].set()
+    await awake
+    assert rows(dsn, "SELECT run FROM effects") == [("second",)]
+    assert (zombie.counts, successor.counts) == ({"lost": 1}, {"done": 1})
+
+
 def ends_by(outcome: Any) -> Callable[[], Any]:
     def end() -> Any:
         if isinstance(outcome, Exception):
@@ -366,7 +395,28 @@ async def test_a_job_that_waits_in_this_process_for_a_slot_keeps_its_lease(db: D
     assert worker.counts == {"done": 2}
 
 
-async def test_a_handler_past_its_time_limit_loses_its_lease(
+async def test_a_handler_that_blocks_the_loop_past_its_time_limit_loses_its_lease(
+    db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E3.5: nobody in this process can end it, so the heartbeat stops renewing; another worker may take over."""
+    monkeypatch.setattr(worker_module, "ABANDON_AFTER_SECONDS", 0.3)
+    seen: list[str] = []
+
+    async def work() -> None:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline and "Failed" not in seen:  # the loop is blocked: no await here
+                found = connection.execute("SELECT status FROM duly.queue").fetchone()
+                assert found is not None
+                seen.append(found[0])
+
+    await schedule_work(db)
+    await Worker(db, handlers(work, timeout_seconds=1.5), lease_seconds=0.6).run_once()
+    assert seen[0] == "Running"
+    assert seen[-1] == "Failed"
+
+
+async def test_a_deaf_handler_past_its_time_limit_loses_its_lease(
     db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """E3.5: whatever hangs is not renewed for ever; another worker takes over, and what hangs is fenced."""

@@ -160,7 +160,7 @@ async def test_a_bulk_retry_keeps_to_its_filters_and_limit_oldest_first(db: Data
 
 async def test_a_limit_beyond_the_bound_is_refused(db: Database) -> None:
     async with db.transaction() as tx:
-        for limit in (0, -1, 10_001):
+        for limit in (0, -1, 1_001):
             with pytest.raises(Invalid):
                 await retry_dead_letters(tx, limit=limit, **WHO)
         with pytest.raises(Invalid):

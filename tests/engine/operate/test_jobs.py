@@ -10,7 +10,7 @@ import pytest
 from duly.db import Database, Tx
 from duly.errors import Conflict, Invalid, NotFound
 from duly.operate import cancel_job, list_executions, list_jobs, run_job_now
-from tests.engine.operate.conftest import NOON, WHO, Make
+from tests.engine.operate.conftest import NOON, WHO, Make, until_blocked
 
 
 async def test_a_cancelled_job_is_gone_and_kept_in_the_audit(db: Database, make: Make) -> None:
@@ -103,6 +103,25 @@ async def test_a_job_that_runs_or_must_keep_its_order_cannot_be_made_due_now(db:
             with pytest.raises(Conflict):
                 await run_job_now(tx, id, **WHO)
     assert make.audit() == []
+
+
+async def test_asking_for_a_job_behind_another_does_not_keep_it_from_being_let_go(db: Database, make: Make) -> None:
+    """Whoever lets the next one go passes over a row that is locked: the order is locked first."""
+    head = make.job("consumer:audit", order_key="order-1")
+    behind = make.behind("consumer:audit", "order-1")
+    worker = await db.connect()
+
+    async def complete() -> None:
+        await worker.execute("DELETE FROM duly.jobs WHERE id = $1", head)
+
+    async with db.transaction() as tx:
+        with pytest.raises(Conflict):
+            await run_job_now(tx, behind, **WHO)
+        completing = asyncio.create_task(complete())
+        await until_blocked(make)
+    await completing
+    await worker.close()
+    assert make.run("SELECT id, waits, run_at FROM duly.jobs") == [(behind, "due", NOON)]
 
 
 async def test_a_job_behind_nothing_can_be_made_due_now(db: Database, make: Make) -> None:

@@ -135,6 +135,24 @@ async def test_dead_letters_are_forgotten_by_age_and_their_aggregate_goes_on(db:
     assert kept == [("duly", "dead_letters:charge", 1), ("duly", "dead_letters:consumer:audit", 1)]
 
 
+async def test_a_thousand_dead_letters_are_forgotten_at_a_time_each_of_an_order_of_its_own(
+    db: Database, make: Make
+) -> None:
+    """Each takes a lock of its order until the commit; the rest is for the next run, which is queued."""
+    make.run(
+        "INSERT INTO duly.dead_letters (id, name, payload, priority, due_at, created_at, original_delay, retry_count,"
+        " source, order_key, reason, error, error_kind, buried_at) SELECT n, 'consumer:audit', '{}', 3, duly.now(),"
+        " duly.now(), '0', 3, 'Deferred', 'order-' || n, 'retries_used_up', 'x', 'X', duly.now() - interval '91 days'"
+        " FROM generate_series(1, 1100) n"
+    )
+    async with db.transaction() as tx:
+        said = await maintenance.forget_dead_letters(tx, days=90)
+    assert said == "forgot 1000 dead letters; more remain, and the next run is queued"
+    assert make.run("SELECT name FROM duly.jobs") == [("duly.forget-dead-letters",)]
+    async with db.transaction() as tx:
+        assert await maintenance.forget_dead_letters(tx, days=90) == "forgot 100 dead letters"
+
+
 async def test_a_dead_letter_that_an_operator_holds_is_not_forgotten(db: Database, make: Make) -> None:
     make.dead(1, buried_at=NOON - timedelta(days=91))
     async with db.transaction() as operator, db.transaction() as tx:

@@ -186,7 +186,7 @@ async def test_counting_what_is_before_a_job_stops_at_its_limit(tx: Tx) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        sql_maintenance.FORGET_DEAD_LETTERS,
+        sql_maintenance.CHOOSE_OLD_DEAD_LETTERS,
         sql_maintenance.FORGET_AUDIT,
         sql_maintenance.FORGET_PROCESSED_EVENTS,
     ],

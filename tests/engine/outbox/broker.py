@@ -39,6 +39,7 @@ class Rules:
     """How the broker behaves at the moment."""
 
     refuse: dict[str, str] = field(default_factory=dict)  # aggregate or type: the error it is told
+    hang_up_on: set[str] = field(default_factory=set)  # aggregates whose events make it cut the line, taking nothing
     refuse_share: float = 0.0
     drop_acks: int = 0  # so many requests are taken down, and the line is cut instead of an answer
     delay_seconds: float = 0.0
@@ -146,6 +147,8 @@ class Broker:
         self.requests.append([envelope["subject"] for envelope in envelopes])
         if relay in rules.hold_before:
             await self._hold(relay)
+        if rules.hang_up_on.intersection(envelope["subject"] for envelope in envelopes):
+            return None
         if rules.delay_seconds:
             await asyncio.sleep(rules.delay_seconds)
         answers = [self._refusal(envelope) for envelope in envelopes]

@@ -346,3 +346,25 @@ async def test_an_outage_of_ten_minutes_needs_no_operator(
     assert broker.first_deliveries() == {"a1": list(range(10)), "a2": list(range(10))}
     assert rows(dsn, "SELECT DISTINCT status FROM duly.event_log") == [("PUBLISHED",)]
     assert rows(dsn, "SELECT count(*) FROM duly.alerts") == [(0,)]
+
+
+async def test_an_event_that_makes_the_broker_hang_up_is_not_an_outage(
+    db: Database, dsn: str, clock: BusinessClock, broker: Broker
+) -> None:
+    """E1.4: NATS cuts the line at a message that is too large; that is this event's failure, and nobody else's."""
+    broker.rules.hang_up_on.add("a1")
+    for n in (0, 1):
+        for aggregate in ("a0", "a1", "a2"):
+            await emit_numbers(db, aggregate, [n])
+    for _ in range(6):
+        await relay_all(db, broker)
+        await emit_numbers(db, "a3", [len(broker.requests)])  # life goes on
+        clock.advance(seconds=20)
+    await relay_all(db, broker)
+    delivered = broker.first_deliveries()
+    assert (delivered.get("a0"), delivered.get("a2")) == ([0, 1], [0, 1])
+    assert len(delivered["a3"]) == 6
+    assert rows(dsn, "SELECT status FROM duly.event_log WHERE aggregate_id = 'a1' ORDER BY seq") == [
+        ("FAILED",),
+        ("PENDING",),
+    ]
