@@ -16,7 +16,7 @@ from uuid import UUID
 
 import asyncpg
 import psycopg
-import psycopg.conninfo
+from psycopg.rows import tuple_row
 from sqlalchemy import Connection, CursorResult, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
@@ -82,8 +82,9 @@ async def fetch(tx: Any, statement: Statement, **values: Any) -> list[Row]:
         result = await tx.execute(statement.text, values)
         return list(result.fetchall()) if isinstance(result, CursorResult) and result.returns_rows else []
     if isinstance(tx, psycopg.AsyncConnection):
-        cursor = await tx.execute(statement.percent, values)
-        return list(await cursor.fetchall()) if cursor.description else []
+        async with tx.cursor(row_factory=tuple_row) as cursor:  # whatever rows its owner prefers
+            await cursor.execute(statement.percent, values)
+            return list(await cursor.fetchall()) if cursor.description else []
     if hasattr(tx, "fetchrow"):  # asyncpg's connection, or its pool's proxy of one
         return list(await tx.fetch(statement.numbered, *statement.args(values)))
     raise TypeError(
@@ -95,8 +96,9 @@ async def fetch(tx: Any, statement: Statement, **values: Any) -> list[Row]:
 def fetch_sync(tx: Any, statement: Statement, **values: Any) -> list[Row]:
     """Run a statement on a SQLAlchemy ``Session`` or ``Connection``, or on a psycopg connection."""
     if isinstance(tx, psycopg.Connection):
-        cursor = tx.execute(statement.percent, values)
-        return list(cursor.fetchall()) if cursor.description else []
+        with tx.cursor(row_factory=tuple_row) as cursor:
+            cursor.execute(statement.percent, values)
+            return list(cursor.fetchall()) if cursor.description else []
     if isinstance(tx, Session | Connection):
         result = tx.execute(statement.text, values)
         return list(result.fetchall()) if isinstance(result, CursorResult) and result.returns_rows else []
@@ -306,18 +308,23 @@ class Database:
     async def connect(self, *, application: str = "duly", statement_timeout_seconds: float | None = None) -> Any:
         """A new asyncpg connection with bounded waits everywhere."""
         timeout = statement_timeout_seconds or self.settings.statement_timeout_seconds
-        connection = await asyncpg.connect(
-            self.dsn or None,
-            timeout=self.settings.connect_timeout_seconds,
-            command_timeout=timeout + 5,
-            server_settings={
-                "application_name": application,
-                "statement_timeout": str(int(timeout * 1000)),
-                "idle_in_transaction_session_timeout": str(int(max(60.0, timeout) * 1000)),
-                "timezone": "UTC",
-            },
-        )
-        await _decode_json(connection)
+        try:
+            connection = await asyncpg.connect(
+                self.dsn or None,
+                timeout=self.settings.connect_timeout_seconds,
+                command_timeout=timeout + 5,
+                server_settings={
+                    "application_name": application,
+                    "statement_timeout": str(int(timeout * 1000)),
+                    "idle_in_transaction_session_timeout": str(int(max(60.0, timeout) * 1000)),
+                    "timezone": "UTC",
+                },
+            )
+            await _decode_json(connection)
+        except Exception as error:
+            if is_disconnect(error):
+                raise Unavailable(f"the database cannot be reached: {type(error).__name__}") from error
+            raise
         return connection
 
     @property

@@ -29,6 +29,7 @@ from tests.engine.jobs.witness import (
     outcomes,
     schedule_numbers,
     until,
+    working,
 )  # fmt: skip
 from tests.support import handlers, rows, value
 
@@ -110,6 +111,17 @@ async def test_a_killed_worker_is_replaced_and_each_effect_happens_once(
     expire_leases(dsn)
     await drain(db, handlers(work))
     check(dsn)
+
+
+async def test_another_worker_takes_over_by_itself_when_the_lease_ends(
+    db: Database, dsn: str, prepare: Prepare
+) -> None:
+    """E3.5: nobody expires anything by hand here: a running worker finds the job within lease and poll."""
+    await ends(prepare("worker.before_handler=kill9", lease_seconds=1.0), with_code=-signal.SIGKILL)
+    async with working(Worker(db, handlers(work))):
+        await until(lambda: is_empty(dsn), seconds=10, what="the dead worker's jobs are taken over")
+    check(dsn)
+    assert "lost" in {outcome for _, outcome, _ in outcomes(dsn)}
 
 
 @pytest.mark.parametrize("point", IN_THREAD)

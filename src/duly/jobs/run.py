@@ -14,7 +14,8 @@ import structlog
 from opentelemetry.trace import SpanKind
 
 from duly.clock import monotonic
-from duly.db import CONFLICT_RETRIES, Database, fetch, is_conflict, is_database_gone, lend_scope
+from duly.db import CONFLICT_RETRIES, Database, fetch, is_conflict, is_database_gone, is_disconnect, lend_scope
+from duly.duty import OUTAGE_BACKOFF_SECONDS
 from duly.errors import LeaseLost, OutcomeUnknown
 from duly.failpoints import failpoint
 from duly.jobs import settle, sql
@@ -25,6 +26,7 @@ from duly.telemetry import Origin, originating, span, tracing
 
 log = structlog.get_logger("duly.run")
 _AFTER_OUTAGE = timedelta(seconds=1)
+MAX_LOOK_UP_SECONDS = 120.0
 
 
 @dataclass
@@ -227,18 +229,30 @@ class Runner:
         return JobContext(job, started, self._progress)
 
     async def _look_up(self, job: Job, began: float) -> Result:
-        """COMMIT got no answer. The row itself knows: still ours means it did not happen, and waits while it might."""
+        """COMMIT got no answer. The row itself knows, as soon as the database can be asked again."""
+        delay = OUTAGE_BACKOFF_SECONDS[0]
+        while monotonic() - began < MAX_LOOK_UP_SECONDS:
+            try:
+                return await self._ask(job, began)
+            except Exception as error:
+                if not is_disconnect(error):
+                    raise
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, OUTAGE_BACKOFF_SECONDS[1])
+        log.error("commit_unknown", job_id=job.id, name=job.name)
+        return Result(lost=[job])  # if it did not happen, its lease runs out and another worker runs it
+
+    async def _ask(self, job: Job, began: float) -> Result:
+        """Still ours: it did not happen (the row lock waits while it might). Gone with our execution: it did."""
         connection = await self._db.connect(application="duly-resolve")
         try:
             still_held = await fetch(connection, sql.LOCK_HELD_JOB, id=job.id, token=job.lease_token)
-            if still_held:
-                log.warning("commit_lost", job_id=job.id, name=job.name)
-                return Result(
-                    [Settlement(job, "released", monotonic() - began, "the connection was lost before COMMIT")]
-                )
             rows = await fetch(connection, sql.LOOK_UP_COMMIT, id=job.id, execution_id=job.execution_id)
         finally:
             await connection.close(timeout=2)
+        if still_held:
+            log.warning("commit_lost", job_id=job.id, name=job.name)
+            return Result([Settlement(job, "released", monotonic() - began, "the connection was lost before COMMIT")])
         if not rows[0][0]:
             return Result(lost=[job])
         log.info("commit_confirmed", job_id=job.id, name=job.name)

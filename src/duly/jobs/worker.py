@@ -87,6 +87,7 @@ class Worker(Duty):
         self._started = False
         self._looked_around_at = float("-inf")
         self._claim_unanswered = False
+        self._asked_at = float("-inf")
         self._turn = 0
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -163,6 +164,7 @@ class Worker(Duty):
         """Claim as much as there is room for, and hand it to the slots."""
         room = min(self._room(), most)
         if room <= 0:
+            await self._look_alive()
             return Cycle(0, wait_seconds=None)
         failpoint("worker.before_claim")
         connection = await self.connection()
@@ -237,9 +239,9 @@ class Worker(Duty):
                 log.warning("job_taken_over", job_id=job.id, name=job.name, worker_lost=job.lost_by)
             by_name.setdefault(job.name, []).append(job)
         for name, some in by_name.items():
-            handler = self.handlers[name]
-            await handler.load(connection, some)
-            self._buffer.extend(self._units(handler, some))
+            await self.handlers[name].load(connection, some)
+        for name, some in by_name.items():  # only now: what a failed load gives back must not run as well
+            self._buffer.extend(self._units(self.handlers[name], some))
         self._buffered.set()
 
     def _units(self, handler: Handler, jobs: list[Job]) -> Iterable[Unit]:
@@ -252,6 +254,12 @@ class Worker(Duty):
                 ready.append(job)
         for start in range(0, len(ready), handler.batch):
             yield Unit(handler, ready[start : start + handler.batch], limit)
+
+    async def _look_alive(self) -> None:
+        """All slots are busy: ask the database now and then, so that our health is true."""
+        if monotonic() - self._asked_at >= self.poll_seconds:
+            self._asked_at = monotonic()
+            await (await self.connection()).execute("SELECT 1")
 
     async def _look_around(self, connection: Any) -> None:
         """Now and then: jobs nobody here can run, and jobs we hold without knowing because a claim got no answer."""
@@ -307,14 +315,14 @@ class Worker(Duty):
         except asyncio.CancelledError:
             if unit.task is not None and unit.task.cancelling() and not unit.cancelled_because:
                 raise  # the slot itself is to end
-            if unit.task is not None and unit.cancelled_because:
-                unit.task.uncancel()
             self._interrupted(unit, monotonic() - began)
         except Exception as error:
             log.exception("unit_failed", name=unit.handler.name)
             self._finish([settle.decide_failure(job, unit.handler, error, monotonic() - began) for job in unit.jobs])
         finally:
             self._running.discard(unit)
+            while unit.cancelled_because and unit.task is not None and unit.task.cancelling():
+                unit.task.uncancel()  # it was told to end and did: the slot goes on
             self._mean_seconds += 0.05 * ((monotonic() - began) / len(unit.jobs) - self._mean_seconds)
 
     def _interrupted(self, unit: Unit, seconds: float) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -31,6 +32,7 @@ from tests.engine.jobs.witness import (
     make_effects,
     outcomes,
     queue,
+    terminate_backends,
     until,
     working,
 )  # fmt: skip
@@ -374,6 +376,27 @@ async def test_the_lease_is_renewed_while_the_handler_blocks_the_event_loop(db: 
     await worker.run_once()
     assert worker.counts == {"done": 1}
     assert taken == []
+
+
+async def test_a_heartbeat_that_lost_its_connection_goes_on_with_another(db: Database, dsn: str) -> None:
+    """E3.5, E3.15: the lease is renewed after the cut as before it."""
+    expires = "SELECT lease_expires_at FROM duly.jobs"
+
+    async def work() -> None:
+        for _ in range(2):
+            before = value(dsn, expires)
+            await until(partial(is_later, before), what="the lease is renewed")
+            assert len(terminate_backends(dsn, "application_name = 'duly-heartbeat'")) == 1
+        before = value(dsn, expires)
+        await until(partial(is_later, before), what="the lease is renewed again")
+
+    def is_later(before: datetime) -> bool:
+        return bool(value(dsn, expires) > before)
+
+    await schedule_work(db)
+    worker = Worker(db, handlers(work, max_retries=0), lease_seconds=2)
+    await worker.run_once()
+    assert worker.counts == {"done": 1}
 
 
 async def test_a_job_that_waits_in_this_process_for_a_slot_keeps_its_lease(db: Database, dsn: str) -> None:

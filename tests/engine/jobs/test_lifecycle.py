@@ -208,6 +208,34 @@ async def test_the_history_of_a_failing_job_is_one_row_for_each_run(
     assert value(dsn, "SELECT count(DISTINCT job_id) FROM duly.executions") == 1
 
 
+async def test_runs_that_end_differently_are_settled_together(db: Database, dsn: str, clock: BusinessClock) -> None:
+    """E3.7: one batch of settlements with every kind of ending; each job ends as its own handler said."""
+    clock.freeze(START)
+    endings: list[Outcome | Exception] = [
+        Done("ok"), Cancel("no need"), Snooze(timedelta(hours=1)), Fail("never"), RuntimeError("later"),
+    ]  # fmt: skip
+    together = asyncio.Barrier(len(endings))
+
+    async def work(ctx: JobContext) -> Outcome:
+        await together.wait()
+        ending = endings[int(str(ctx.entity_id))]
+        if isinstance(ending, Exception):
+            raise ending
+        return ending
+
+    async with db.transaction() as tx:
+        for number in range(len(endings)):
+            await schedule(tx, "work", number, backoff=[60])
+    await Worker(db, handlers(work)).run_once()
+    ended = rows(dsn, "SELECT entity_id, outcome FROM duly.executions ORDER BY entity_id")
+    assert ended == [("0", "done"), ("1", "cancelled"), ("2", "snoozed"), ("3", "buried"), ("4", "retried")]
+    assert queue(dsn) == [("2", "Pending", 0), ("4", "Pending", 1), ("3", "DeadLetter", 0)]
+    assert rows(dsn, "SELECT entity_id, run_at - duly.now() FROM duly.jobs ORDER BY id") == [
+        ("2", timedelta(hours=1)),
+        ("4", timedelta(minutes=1)),
+    ]
+
+
 async def test_lease_tokens_strictly_increase(db: Database, dsn: str) -> None:
     """E3.5, E3.8: of two runs of one job the later one has the higher token."""
 

@@ -66,7 +66,7 @@ def expire_leases(dsn: str) -> None:
 
 def queue(dsn: str) -> list[tuple[Any, ...]]:
     """(entity, status, retries) of everything in the queue and among the dead letters."""
-    return rows(dsn, "SELECT entity_id, status, retry_count FROM duly.queue ORDER BY id")
+    return rows(dsn, "SELECT entity_id, status, retry_count FROM duly.queue ORDER BY status = 'DeadLetter', id")
 
 
 def outcomes(dsn: str) -> list[tuple[Any, ...]]:

@@ -115,6 +115,25 @@ async def test_a_zombie_whose_events_failed_elsewhere_does_not_count_them_again(
     assert rows(dsn, "SELECT attempts FROM duly.outbox") == [(1,)]
 
 
+async def test_relays_that_race_send_each_event_once_while_nothing_fails(
+    db: Database, dsn: str, broker: Broker
+) -> None:
+    """E1.5: lanes are taken by one relay at a time, so a second one costs nothing and repeats nothing."""
+    aggregates = [f"a{n}" for n in range(20)]
+    await emit_numbers(db, aggregates, range(5))
+
+    async def work(relay: Relay) -> None:
+        while value(dsn, "SELECT EXISTS (SELECT 1 FROM duly.outbox)"):
+            await relay.cycle()
+        await relay.close()
+
+    relays = [Relay(db, transport=BrokerTransport(broker.port, f"relay-{n}"), batch=10) for n in range(3)]
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(work(relay) for relay in relays))
+    assert broker.first_deliveries() == {aggregate: list(range(5)) for aggregate in aggregates}
+    assert len(broker.received()) == 100
+
+
 async def test_a_batch_that_takes_longer_than_the_lease_still_gets_through(
     db: Database, dsn: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
