@@ -18,6 +18,7 @@ from duly.testing import TestServer
 
 PENDING = 1_000_000
 PARKED = 100_000
+QUIET_LANE = 63
 FILL_OUTBOX = f"""
 INSERT INTO duly.outbox (id, type, topic, aggregate_id, payload, created_at, attempts, failed_at, last_error, parked)
 SELECT gen_random_uuid(), 'order.changed', 'shop', CASE WHEN n <= {PARKED + 1} THEN 'stuck' ELSE 'a' || n % 50000 END,
@@ -72,6 +73,7 @@ def fill_without_checks(connection: psycopg.Connection[Any]) -> None:
     for name, _ in constraints:
         connection.execute(f"ALTER TABLE duly.outbox DROP CONSTRAINT {name}".encode())
     connection.execute(FILL_OUTBOX.encode())
+    connection.execute(f"DELETE FROM duly.outbox WHERE lane = {QUIET_LANE}".encode())
     for name, definition in constraints:
         connection.execute(f"ALTER TABLE duly.outbox ADD CONSTRAINT {name} {definition} NOT VALID".encode())
     for _, definition in indexes:
@@ -153,6 +155,13 @@ def test_fetching_for_a_share_of_the_lanes_costs_no_more(connection: psycopg.Con
     plan = execute(connection, sql.FETCH_EVENTS, generic, lanes=LANES[8:16], batch=100, bodies=True)
     assert plan.tables_read_whole() == set(), plan.text
     assert plan.buffers <= 1_400, f"{plan.buffers} buffers\n{plan.text}"
+
+
+@any_planning
+def test_a_lane_without_work_costs_next_to_nothing(connection: psycopg.Connection[Any], generic: bool) -> None:
+    """E1.3: the backlog of the other lanes is not looked at."""
+    plan = execute(connection, sql.FETCH_EVENTS, generic, lanes=[QUIET_LANE], batch=100, bodies=True)
+    assert plan.buffers <= 10, f"{plan.buffers} buffers\n{plan.text}"
 
 
 @any_planning

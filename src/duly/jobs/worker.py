@@ -168,6 +168,7 @@ class Worker(Duty):
             return Cycle(0, wait_seconds=None)
         failpoint("worker.before_claim")
         connection = await self.connection()
+        self._asked_at = monotonic()
         await self._look_around(connection)
         self._claim_unanswered = True
         jobs = await self._claim(connection, room)

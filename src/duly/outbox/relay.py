@@ -32,7 +32,7 @@ log = structlog.get_logger("duly.relay")
 LANES = 64
 LANE_LEASE_SECONDS = 60.0
 RECOUNT_CYCLES = 20
-SWEEP_SECONDS = 600.0
+SWEEP_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class Relay(Duty):
         if self._cycles % RECOUNT_CYCLES == 0:  # lanes are shared evenly among the relays alive
             relays = (await fetch(connection, sql.COUNT_RELAYS))[0][0]
             self._share = -(-LANES // relays)
-            await fetch(connection, sql.UNPARK_STRAYS)
         if monotonic() - self._swept_at > SWEEP_SECONDS:
             self._swept_at = monotonic()
+            await fetch(connection, sql.UNPARK_STRAYS)
             await fetch(connection, sql.RELEASE_STRAYS)
         self._cycles += 1
         if self.transport is None:
@@ -176,7 +176,9 @@ class Relay(Duty):
         bodies = self.transport is not None
         rows = await fetch(connection, sql.FETCH_EVENTS, lanes=lanes, batch=self.batch, bodies=bodies) if lanes else []
         rows = sorted(rows, key=lambda row: row[0])
-        pending = [Pending(row[0], row[1:8], row[2], row[3], row[4], row[8], row[10]) for row in rows if not row[9]]
+        pending = [
+            Pending(row[0], row[1:8], row[2], row[3], row[4], row[8], bool(row[10])) for row in rows if not row[9]
+        ]
         return pending, [row[0] for row in rows if row[9]]
 
     async def _settle(

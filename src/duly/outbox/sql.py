@@ -29,10 +29,13 @@ SELECT e.seq, e.id, e.type, e.topic, e.aggregate_id, CASE WHEN CAST(:bodies AS b
        e.headers::text, e.created_at, e.lane, e.held, e.holds
 FROM (SELECT lane FROM unnest(CAST(:lanes AS smallint[])) WITH ORDINALITY AS l(lane, place) ORDER BY place) AS mine
 CROSS JOIN LATERAL (
-    SELECT o.*, EXISTS (SELECT 1 FROM duly.outbox b
-                        WHERE b.aggregate_id = o.aggregate_id AND b.seq < o.seq
-                          AND (b.parked OR b.attempts > 0 OR b.retry_at IS NOT NULL)) AS held,
-           EXISTS (SELECT 1 FROM duly.outbox b WHERE b.aggregate_id = o.aggregate_id AND b.parked) AS holds
+    -- Scalar subqueries, not EXISTS: PostgreSQL would read and hash all that is parked anywhere.
+    SELECT o.*,
+           (SELECT true FROM duly.outbox b
+            WHERE b.aggregate_id = o.aggregate_id AND b.seq < o.seq
+              AND (b.parked OR b.attempts > 0 OR b.retry_at IS NOT NULL) LIMIT 1) AS held,
+           (SELECT true FROM duly.outbox b
+            WHERE b.aggregate_id = o.aggregate_id AND b.parked LIMIT 1) AS holds
     FROM duly.outbox o
     WHERE o.lane = mine.lane AND NOT o.parked AND o.failed_at IS NULL
       AND (o.retry_at IS NULL OR o.retry_at <= duly.now())
@@ -103,26 +106,48 @@ WHERE seq = ANY(ARRAY(SELECT o.seq FROM duly.outbox o
                       WHERE o.aggregate_id = ANY(CAST(:aggregates AS text[])) AND o.parked
                       ORDER BY o.seq LIMIT 1000))
 """)
-# The same for whatever an operator's SQL may have left parked with nothing in front of it; now and then.
+# The same for whatever an operator's SQL may have left parked with nothing in front of it; now and then. Hops from one
+# held-back aggregate to the next along the index, and looks only at the first event of each.
 UNPARK_STRAYS = Statement("""
+WITH RECURSIVE hop AS (
+    (SELECT o.aggregate_id, o.parked, 1 AS depth FROM duly.outbox o
+     WHERE o.parked OR o.attempts > 0 OR o.retry_at IS NOT NULL ORDER BY o.aggregate_id, o.seq LIMIT 1)
+    UNION ALL
+    SELECT n.aggregate_id, n.parked, hop.depth + 1
+    FROM hop CROSS JOIN LATERAL (
+        SELECT o.aggregate_id, o.parked FROM duly.outbox o
+        WHERE (o.parked OR o.attempts > 0 OR o.retry_at IS NOT NULL) AND o.aggregate_id > hop.aggregate_id
+        ORDER BY o.aggregate_id, o.seq LIMIT 1) AS n
+    WHERE hop.depth < 10000
+)
 UPDATE duly.outbox SET parked = false
 WHERE seq = ANY(ARRAY(
-    SELECT o.seq FROM duly.outbox o
-    WHERE o.parked AND NOT EXISTS (SELECT 1 FROM duly.outbox b
-                                   WHERE b.aggregate_id = o.aggregate_id AND b.seq < o.seq
-                                     AND (b.parked OR b.attempts > 0 OR b.retry_at IS NOT NULL))
-    ORDER BY o.seq LIMIT 1000))
-RETURNING seq
+    SELECT freed.seq FROM hop
+    CROSS JOIN LATERAL (SELECT o.seq FROM duly.outbox o WHERE o.aggregate_id = hop.aggregate_id AND o.parked
+                        ORDER BY o.seq LIMIT 1000) AS freed
+    WHERE hop.parked LIMIT 1000))
 """)
 
 # Jobs that wait behind nothing: a transaction that was letting the next one run was rolled back at the wrong moment.
+# Hops from key to key along the index, too.
 RELEASE_STRAYS = Statement("""
+WITH RECURSIVE hop AS (
+    (SELECT j.name, j.order_key, j.id, j.waits, 1 AS depth FROM duly.jobs j
+     WHERE j.order_key IS NOT NULL ORDER BY j.name, j.order_key, j.id LIMIT 1)
+    UNION ALL
+    SELECT n.name, n.order_key, n.id, n.waits, hop.depth + 1
+    FROM hop CROSS JOIN LATERAL (
+        SELECT j.name, j.order_key, j.id, j.waits FROM duly.jobs j
+        WHERE j.order_key IS NOT NULL AND (j.name, j.order_key) > (hop.name, hop.order_key)
+        ORDER BY j.name, j.order_key, j.id LIMIT 1) AS n
+    WHERE hop.depth < 10000
+)
 UPDATE duly.jobs SET run_at = duly.now(), waits = 'due'
 WHERE id = ANY(ARRAY(
-    SELECT j.id FROM duly.jobs j
-    WHERE j.order_key IS NOT NULL AND j.waits = 'behind'
-      AND NOT EXISTS (SELECT 1 FROM duly.jobs b
-                      WHERE b.name = j.name AND b.order_key = j.order_key AND b.id < j.id)
-      AND NOT EXISTS (SELECT 1 FROM duly.dead_letters d WHERE d.name = j.name AND d.order_key = j.order_key)
-    LIMIT 1000 FOR UPDATE SKIP LOCKED))
+    SELECT hop.id FROM hop
+    WHERE hop.waits = 'behind'
+      AND (SELECT true FROM duly.dead_letters d
+           WHERE d.name = hop.name AND d.order_key = hop.order_key LIMIT 1) IS NULL
+    LIMIT 1000))
+  AND waits = 'behind'
 """)

@@ -9,12 +9,14 @@ import asyncio
 import os
 import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from duly import Database, Duly, Event, Relay, Tx, Worker
+from duly.jobs.handlers import Handler
 from duly.testing import BusinessClock
 from tests.engine.inbox.effects import (
     dead_letters_back_to_the_queue,
@@ -35,6 +37,14 @@ WHERE j.waits = 'behind'
   AND NOT EXISTS (SELECT 1 FROM duly.jobs e WHERE e.name = j.name AND e.order_key = j.order_key AND e.id < j.id)
   AND NOT EXISTS (SELECT 1 FROM duly.dead_letters d WHERE d.name = j.name AND d.order_key = j.order_key)
 """
+
+
+async def work_off(db: Database, handlers: Mapping[str, Handler]) -> None:
+    """Workers until there is nothing to do at this moment."""
+    for _ in range(100):
+        if not (await Worker(db, handlers).run_once()).done:
+            return
+    raise AssertionError("the workers find no end")
 
 
 async def flaky_ledger(db: Database, dsn: str, **options: object) -> Flaky:
@@ -58,7 +68,7 @@ async def test_events_of_one_aggregate_are_handled_one_after_the_other(db: Datab
 
     await prepare(app, db, dsn)
     await publish_numbers(db, ["a1", "a2", "a3"], range(10))
-    await Worker(db, app.handlers).run_once()
+    await work_off(db, app.handlers)
     assert effects(dsn, "ledger") == {aggregate: list(range(10)) for aggregate in ("a1", "a2", "a3")}
 
 
@@ -70,15 +80,15 @@ async def test_a_later_event_waits_behind_an_earlier_one_through_its_retries(
     flaky.broken.add("a1")
     await publish_numbers(db, ["a1"], [1, 2])
     for _ in range(3):
-        await Worker(db, flaky.app.handlers).run_once()
+        await work_off(db, flaky.app.handlers)
         clock.advance(seconds=20)
     await publish_numbers(db, ["a1"], [3])
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     assert rows(dsn, QUEUE) == [("retry", False), ("behind", True), ("behind", True)]
     assert effects(dsn, "ledger") == {}
     flaky.broken.clear()
     clock.advance(seconds=60)
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     assert effects(dsn, "ledger") == {"a1": [1, 2, 3]}
 
 
@@ -87,10 +97,10 @@ async def test_a_dead_letter_holds_its_aggregate(db: Database, dsn: str) -> None
     flaky = await flaky_ledger(db, dsn, max_retries=0)
     flaky.broken.add("a1")
     await publish_numbers(db, ["a1"], [1, 2])
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     flaky.broken.clear()
     await publish_numbers(db, ["a1"], [3])
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     assert rows(dsn, QUEUE) == [("behind", True), ("behind", True)]
     assert rows(dsn, "SELECT order_key FROM duly.dead_letters") == [("a1",)]
     assert effects(dsn, "ledger") == {}
@@ -101,11 +111,11 @@ async def test_the_first_event_behind_a_lone_dead_letter_waits_too(db: Database,
     flaky = await flaky_ledger(db, dsn, max_retries=0)
     flaky.broken.add("a1")
     await publish_numbers(db, ["a1"], [1])
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     assert rows(dsn, QUEUE) == []
     flaky.broken.clear()
     await publish_numbers(db, ["a1"], [2])
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     assert rows(dsn, QUEUE) == [("behind", True)]
 
 
@@ -115,14 +125,14 @@ async def test_a_dead_letter_that_is_decided_lets_the_next_run(db: Database, dsn
     flaky = await flaky_ledger(db, dsn, max_retries=0)
     flaky.broken.add("a1")
     await publish_numbers(db, ["a1"], [1, 2])
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     await publish_numbers(db, ["a1"], [3])
     flaky.broken.clear()
     if decision == "retried":
         dead_letters_back_to_the_queue(dsn)
     else:
         rows(dsn, "DELETE FROM duly.dead_letters")
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     assert effects(dsn, "ledger") == {"a1": [1, 2, 3] if decision == "retried" else [2, 3]}
     assert rows(dsn, "SELECT count(*) FROM duly.jobs") == [(0,)]
 
@@ -132,7 +142,7 @@ async def test_several_dead_letters_of_one_aggregate_all_hold_it(db: Database, d
     flaky = await flaky_ledger(db, dsn, max_retries=0)
     flaky.broken.add("a1")
     await publish_numbers(db, ["a1"], [1, 2, 3])
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     rows(
         dsn,
         "WITH gone AS (DELETE FROM duly.jobs WHERE id = (SELECT min(id) FROM duly.jobs) RETURNING *)"
@@ -142,10 +152,10 @@ async def test_several_dead_letters_of_one_aggregate_all_hold_it(db: Database, d
     )
     flaky.broken.clear()
     rows(dsn, "DELETE FROM duly.dead_letters WHERE id = (SELECT min(id) FROM duly.dead_letters)")
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     assert effects(dsn, "ledger") == {}
     rows(dsn, "DELETE FROM duly.dead_letters")
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     assert effects(dsn, "ledger") == {"a1": [3]}
 
 
@@ -156,7 +166,7 @@ async def test_a_job_that_is_cancelled_breaks_no_chain(db: Database, dsn: str, c
     await publish_numbers(db, ["a1"], [0, 1, 2, 3])
     place = {"first": 0, "middle": 1, "last": 3}[cancelled]
     rows(dsn, f"DELETE FROM duly.jobs WHERE id = (SELECT id FROM duly.jobs ORDER BY id OFFSET {place} LIMIT 1)")
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     assert effects(dsn, "ledger") == {"a1": [n for n in range(4) if n != place]}
 
 
@@ -171,7 +181,7 @@ async def test_two_ordered_consumers_do_not_wait_for_each_other(db: Database, ds
     await flaky.app.prepare(db)
     flaky.broken.add("a1")
     await publish_numbers(db, ["a1"], [1, 2, 3])
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     assert effects(dsn, "mail") == {"a1": [1, 2, 3]}
 
 
@@ -190,7 +200,7 @@ async def test_a_relay_and_a_worker_at_the_same_moment_strand_nothing(db: Databa
         worker.commit()
         await asyncio.wait_for(relaying, 10)
     assert rows(dsn, QUEUE) == [("due", False)]
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     assert effects(dsn, "ledger") == {"a1": [2]}
 
 
@@ -209,7 +219,7 @@ async def test_a_worker_that_finishes_after_the_relay_decided_frees_the_new_job(
         process.kill()
         finish(process)
     assert rows(dsn, QUEUE) == [("due", False)]
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     assert effects(dsn, "ledger") == {"a1": [2]}
 
 
@@ -220,7 +230,7 @@ async def test_a_dead_letter_that_is_retried_while_the_relay_adds_the_next_stran
     flaky = await flaky_ledger(db, dsn, max_retries=0)
     flaky.broken.add("a1")
     await publish_numbers(db, ["a1"], [1])
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     flaky.broken.clear()
     await emit_numbers(db, ["a1"], [2])
     with psycopg.connect(dsn) as operator:
@@ -242,7 +252,7 @@ async def test_a_dead_letter_that_is_retried_while_the_relay_adds_the_next_stran
     finally:
         process.kill()
     assert rows(dsn, STRANDED) == []
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     assert effects(dsn, "ledger") == {"a1": [1, 2]}
 
 
@@ -260,7 +270,7 @@ async def test_two_jobs_of_a_key_that_leave_at_the_same_moment_strand_nothing(db
         operator.commit()
         await asyncio.wait_for(finishing, 10)
     assert rows(dsn, STRANDED) == []
-    await Worker(db, flaky.app.handlers).run_once()
+    await work_off(db, flaky.app.handlers)
     assert effects(dsn, "ledger") == {"a1": [3]}
 
 

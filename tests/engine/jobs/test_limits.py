@@ -20,6 +20,7 @@ from duly.jobs.schedule import schedule
 from duly.jobs.worker import Worker
 from tests.engine.jobs.witness import (
     EFFECT,
+    be_deaf,
     effects,
     expire_leases,
     is_empty,
@@ -264,11 +265,7 @@ async def test_a_handler_that_ignores_its_end_is_abandoned_and_others_go_on(db: 
     gauge, let_go, returned = Gauge(), asyncio.Event(), asyncio.Event()
 
     async def deaf() -> None:
-        while not let_go.is_set():
-            try:
-                await let_go.wait()
-            except asyncio.CancelledError:
-                continue
+        await be_deaf(let_go.is_set)
         returned.set()
 
     async def work() -> None:

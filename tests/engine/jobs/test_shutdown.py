@@ -20,6 +20,7 @@ from duly.settings import Settings
 from duly.wakeup import Wakeup
 from tests.engine.jobs.witness import (
     EFFECT,
+    be_deaf,
     effects,
     is_empty,
     make_effects,
@@ -162,11 +163,7 @@ async def test_a_handler_that_ignores_its_end_does_not_hold_up_the_stop(hasty: D
 
     async def deaf() -> None:
         began.set()
-        while not let_go.is_set():
-            try:
-                await let_go.wait()
-            except asyncio.CancelledError:
-                continue
+        await be_deaf(let_go.is_set)
 
     schedule_numbers(dsn, "deaf", 1)
     stop = asyncio.Event()

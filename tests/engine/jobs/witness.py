@@ -105,6 +105,14 @@ async def until(condition: Callable[[], Any], *, seconds: float = 15.0, what: st
         await asyncio.sleep(POLL_SECONDS)
 
 
+async def be_deaf(until_let_go: Callable[[], bool], *, seconds: float = 20.0) -> None:
+    """What a handler does that will not be cancelled; bounded, so that a test that fails does not hang."""
+    deadline = time.monotonic() + seconds
+    while not until_let_go() and time.monotonic() < deadline:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(POLL_SECONDS)
+
+
 @contextlib.asynccontextmanager
 async def working(worker: Worker, *, wakeup: Wakeup | None = None) -> AsyncIterator[asyncio.Event]:
     """The long-running worker, and its listener, for the length of the block; what is yielded stops it early."""
