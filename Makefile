@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types fmt check lock clean bench
+.PHONY: help run test test-pooler test-versions fmt check lock clean bench
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -31,6 +31,13 @@ check: $(STAMP) ## linters, types and import contracts only
 fmt: $(STAMP) ## format and fix what can be fixed
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+test-pooler: $(STAMP) ## start-up checks against a real PgBouncer (installed from Debian's packages if absent)
+	@command -v pgbouncer >/dev/null || (apt-get update -qq && apt-get install -y -qq pgbouncer)
+	@$(BIN)/python -m pytest -m pooler tests/engine/runtime
+
+test-versions: $(STAMP) ## the engine's core tests on every PostgreSQL from 15 to 18 that can be had here
+	@$(BIN)/python -m tests.versions
 
 bench: $(STAMP) ## measure duly against raw SQL in one run
 	@$(BIN)/python -m benchmarks

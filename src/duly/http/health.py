@@ -11,15 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import structlog
 from alembic.script import ScriptDirectory
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from duly.clock import monotonic
 from duly.db import Database
 from duly.duty import Duty
+from duly.operate import metrics as operate_metrics
 
+log = structlog.get_logger("duly.health")
 ANSWER_SECONDS = 2.0
+GAUGES_SECONDS = 5.0
 RETRY_AFTER_SECONDS = 2
 MIGRATIONS = Path(__file__).parents[1] / "migrations"
 READ_REVISION = "SELECT version_num FROM duly.schema_version"
@@ -41,12 +46,24 @@ class Readiness:
         self._duties = duties
         self._connection: Any = None
         self._asking: asyncio.Task[dict[str, Check]] | None = None
+        self._gauges_at = float("-inf")
 
     async def check(self) -> dict[str, Check]:
         """Every check by name. Probes that arrive together share one look."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._look())
         return await asyncio.shield(self._asking)
+
+    async def refresh_gauges(self) -> None:
+        """Read the queue's numbers; while the database is away the last ones stay, and duly_duty_up says why."""
+        if monotonic() - self._gauges_at < GAUGES_SECONDS:
+            return
+        self._gauges_at = monotonic()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS), self._db.transaction() as tx:
+                await operate_metrics.refresh(tx)
+        except Exception as error:  # noqa: BLE001 - a scrape is answered whatever happens
+            log.warning("gauges_not_refreshed", error=type(error).__name__)
 
     async def close(self) -> None:
         """End the connection politely."""
@@ -123,7 +140,8 @@ def create_health_router(readiness: Readiness) -> APIRouter:
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Numbers in the text format of Prometheus."""
+        """Numbers in the text format of Prometheus; those of the queue are a few seconds old at most."""
+        await readiness.refresh_gauges()
         return Response(generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     return router

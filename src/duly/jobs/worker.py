@@ -395,7 +395,7 @@ class Worker(Duty):
                     failpoint("worker.settled")
                 except Exception as error:
                     if not is_disconnect(error):
-                        raise
+                        log.exception("settler_failed")
                     await asyncio.sleep(delay)  # the results are kept; the leases say for how long they are worth it
                     delay = min(delay * 2, OUTAGE_BACKOFF_SECONDS[1])
                     continue

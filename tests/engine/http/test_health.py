@@ -134,3 +134,13 @@ def test_an_outage_is_said_and_heals_without_a_restart(part: str, postgres: Embe
         wait_until(lambda: status(ready) == 200)
         assert status(alive) == 200
         assert end(process, signal.SIGTERM) == 0
+
+
+async def test_metrics_show_the_queue_as_it_is(db: Database, dsn: str) -> None:
+    """E5.7: depth, age and dead letters come from the database at the time of the scrape."""
+    rows(dsn, "SELECT duly.schedule('waiting', '1'), duly.emit('a.b', 't', '1')")
+    api = create_api(db, [], Settings(), Duly())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://duly") as client:
+        text = (await client.get("/metrics")).text
+    assert 'duly_queue_depth{name="waiting"' in text
+    assert "duly_outbox_pending 1.0" in text

@@ -59,6 +59,22 @@ async def test_urgent_work_goes_first_and_the_oldest_of_equals(db: Database, dsn
         assert [str(entity).split()[1] for entity in mine] == ["-2", "-1"] * 4
 
 
+async def test_urgent_work_of_one_name_goes_before_other_work_of_another(db: Database, dsn: str) -> None:
+    """E3.4: names take turns within a priority, never across."""
+    started: list[str] = []
+
+    async def minor() -> None:
+        started.append("minor")
+
+    async def urgent() -> None:
+        started.append("urgent")
+
+    schedule_numbers(dsn, "minor", 6, priority=4)
+    schedule_numbers(dsn, "urgent", 6, priority=1)
+    await Worker(db, handlers(minor, urgent), concurrency=1).run_once()
+    assert started == ["urgent"] * 6 + ["minor"] * 6
+
+
 async def test_a_long_queue_of_one_name_does_not_starve_another(db: Database, dsn: str) -> None:
     """E3.4: every name gets its turn."""
     started: list[str] = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -346,6 +347,32 @@ async def test_an_outage_of_ten_minutes_needs_no_operator(
     assert broker.first_deliveries() == {"a1": list(range(10)), "a2": list(range(10))}
     assert rows(dsn, "SELECT DISTINCT status FROM duly.event_log") == [("PUBLISHED",)]
     assert rows(dsn, "SELECT count(*) FROM duly.alerts") == [(0,)]
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not fact():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_running_relay_says_that_the_broker_is_away_and_goes_on_when_it_is_back(
+    db: Database, dsn: str, broker: Broker
+) -> None:
+    """E3.15, FAULTS: it stays up, its health says so, nobody's attempts are used up, and it heals by itself."""
+    relay = Relay(db, transport=BrokerTransport(broker.port))
+    stop = asyncio.Event()
+    broker.stop()
+    running = asyncio.create_task(relay.run(stop))
+    await emit_numbers(db, "a1", [1, 2])
+    await until(lambda: not relay.health.up)
+    assert "test-broker" in relay.health.detail
+    assert rows(dsn, "SELECT DISTINCT attempts FROM duly.outbox") == [(0,)]
+    broker.start()
+    assert await asyncio.to_thread(broker.wait_until, lambda: len(broker.received()) == 2, 20)
+    await until(lambda: relay.health.up)
+    stop.set()
+    await running
+    assert broker.first_deliveries() == {"a1": [1, 2]}
 
 
 async def test_an_event_that_makes_the_broker_hang_up_is_not_an_outage(

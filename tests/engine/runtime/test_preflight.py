@@ -215,7 +215,7 @@ async def test_a_listener_that_hears_nothing_is_recognised(sessions: list[Any], 
         await elsewhere.close()
 
 
-@pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="PgBouncer is not installed")
+@pytest.mark.pooler
 @pytest.mark.parametrize(
     ("mode", "ignored", "said"),
     [
