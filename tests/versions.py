@@ -1,11 +1,12 @@
 """Runs the engine's core tests on every PostgreSQL from 15 to 18: ``make test-versions``.
 
-15 comes from Debian's packages, 16 from a wheel, 17 from an npm package, 18 is the embedded one. A version that cannot be
-had is named and fails the run, unless it is listed in ``DULY_SKIP_POSTGRES`` (for example ``17``).
+15 comes from Debian's packages, 16 from a wheel, 17 from an npm package, 18 is the embedded one. A version that cannot
+be had is named and fails the run, unless it is listed in ``DULY_SKIP_POSTGRES`` (for example ``17``).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -61,6 +62,9 @@ def npm(package: str) -> Callable[[Path], Path]:
         subprocess.run(["npm", "pack", "--silent", package], cwd=directory, check=True, stdout=subprocess.DEVNULL)
         with tarfile.open(next(directory.glob("*.tgz"))) as archive:
             archive.extractall(directory, filter="data")
+        package = directory / "package"
+        for link in json.loads((package / "native" / "pg-symlinks.json").read_text()):  # npm cannot carry links
+            (package / link["target"]).symlink_to(package / link["source"])
         return _executable(next(directory.rglob("native/bin")))
 
     return get

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import psycopg
 import structlog
+from psycopg import sql
 
 from duly.errors import Refused
 
@@ -110,7 +112,10 @@ class EmbeddedPostgres:
             file.write(f"\n# duly's embedded server\n{lines}")
 
     def _create_database(self, name: str) -> None:
-        self._run("createdb", "-h", str(self.socket_directory), "-U", "postgres", name, check=False)
+        with psycopg.connect(self.dsn("postgres"), autocommit=True) as connection:
+            present = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]).fetchone()
+            if present is None:
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
 
     def _pg_ctl(self, action: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return self._run("pg_ctl", action, "-D", str(self.directory), *arguments, check=check)
