@@ -195,9 +195,8 @@ class Worker(Duty):
     async def _claim(self, connection: Any, room: int) -> list[Job]:
         jobs: list[Job] = []
         self._turn += 1
-        for handler in (
-            [*self._limited, None] if self._turn % 2 else [None, *self._limited]
-        ):  # each kind is first in turn
+        in_turn = [*self._limited, None] if self._turn % 2 else [None, *self._limited]  # each kind is first in turn
+        for handler in in_turn:
             if len(jobs) >= room:
                 break
             if handler is not None:
@@ -241,8 +240,10 @@ class Worker(Duty):
             by_name.setdefault(job.name, []).append(job)
         for name, some in by_name.items():
             await self.handlers[name].load(connection, some)
-        for name, some in by_name.items():  # only now: what a failed load gives back must not run as well
-            self._buffer.extend(self._units(self.handlers[name], some))
+        # Only now: what a failed load gives back must not run as well.
+        units = [unit for name, some in by_name.items() for unit in self._units(self.handlers[name], some)]
+        units.sort(key=lambda unit: (unit.jobs[0].priority, unit.jobs[0].run_at, unit.jobs[0].id))
+        self._buffer.extend(units)
         self._buffered.set()
 
     def _units(self, handler: Handler, jobs: list[Job]) -> Iterable[Unit]:

@@ -392,3 +392,22 @@ async def test_a_transaction_left_open_by_a_stopped_process_ends_by_itself(db: D
     await Worker(db, handlers(work, in_thread)).run_once()
     assert "0" not in shown["async"]
     assert "0" not in shown["sync"]
+
+
+async def test_urgent_work_goes_first_within_one_claim_too(db: Database, dsn: str) -> None:
+    """E3.4: a claim of many jobs of several names is worked off by priority, not name by name."""
+    started: list[str] = []
+
+    async def red(ctx: JobContext) -> None:
+        started.append(str(ctx.entity_id))
+
+    async def blue(ctx: JobContext) -> None:
+        started.append(str(ctx.entity_id))
+
+    for name in ("red", "blue"):
+        schedule_numbers(dsn, name, 3, priority=4)
+        rows(dsn, f"SELECT duly.schedule('{name}', 'urgent {name}', priority => 1)")
+    worker = Worker(db, handlers(red, blue), concurrency=1)
+    worker._mean_seconds = 0.0001  # as after many quick jobs: it claims far ahead
+    await worker.run_once()
+    assert sorted(started[:2]) == ["urgent blue", "urgent red"]

@@ -45,6 +45,7 @@ class Rules:
     delay_seconds: float = 0.0
     hold_before: set[str] = field(default_factory=set)  # relays whose requests are neither taken down nor answered
     hold_after: set[str] = field(default_factory=set)  # relays whose requests are taken down and not answered
+    hold_next: bool = False  # the next one that has something taken down is treated so
 
 
 class Broker:
@@ -157,7 +158,8 @@ class Broker:
                 if refused is None:
                     journal.write(json.dumps([relay, envelope]) + "\n")
         self._tell()
-        if relay in rules.hold_after:
+        if relay in rules.hold_after or (rules.hold_next and None in answers):
+            rules.hold_next = False
             await self._hold(relay)
         if rules.drop_acks > 0:
             rules.drop_acks -= 1

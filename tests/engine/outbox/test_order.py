@@ -254,32 +254,35 @@ async def test_order_holds_with_many_relays_through_failures_a_kill_and_a_stall(
     aggregates, rounds, per_round = [f"a{n}" for n in range(12)], 6, 6
     total = len(aggregates) * rounds * per_round
     broker.rules.refuse_share = 0.1
-    victims = [fleet.add() for _ in range(4)]
+    for _ in range(4):
+        fleet.add()
+    extras = iter(range(10_000))
+    stalled = ""
 
-    async def take_down(name: str) -> None:
-        """Wait until the broker keeps this relay waiting for an ack."""
-        broker.rules.hold_after.add(name)
+    async def catch_one() -> str:
+        """Wait until the broker has some relay's events and keeps it waiting for the ack; its name."""
+        before = set(broker.held)
+        broker.rules.hold_next = True
         for _ in range(100):
-            if await asyncio.to_thread(broker.wait_until, lambda: name in broker.held, 0.2):
-                return
+            if await asyncio.to_thread(broker.wait_until, lambda: bool(broker.held - before), 0.2):
+                return (broker.held - before).pop()
             clock.advance(seconds=1)
             await emit_numbers(db, ["extra"], [next(extras)])
-        raise AssertionError(f"{name} never sent anything")
+        raise AssertionError("no relay sent anything")
 
-    extras = iter(range(10_000))
     for n in range(rounds):
         await emit_numbers(db, aggregates, range(n * per_round, (n + 1) * per_round))
         if n == 1:
-            await take_down(victims[0])
-            fleet.expire_leases(victims[0])
-            assert fleet.bury(victims[0]) == -signal.SIGKILL  # the broker has its events, and it will never know
+            killed = await catch_one()
+            fleet.expire_leases(killed)
+            assert fleet.bury(killed) == -signal.SIGKILL  # the broker has its events, and it will never know
             fleet.add()
         if n == 2:
-            await take_down(victims[1])
-            fleet.send(victims[1], signal.SIGSTOP)
-            fleet.expire_leases(victims[1])
+            stalled = await catch_one()
+            fleet.send(stalled, signal.SIGSTOP)
+            fleet.expire_leases(stalled)
         if n == 4:
-            fleet.send(victims[1], signal.SIGCONT)
+            fleet.send(stalled, signal.SIGCONT)
             broker.release()
         clock.advance(seconds=4)
     broker.rules.refuse_share = 0.0
