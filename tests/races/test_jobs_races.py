@@ -15,6 +15,7 @@ from duly.jobs import sql
 from duly.jobs.handlers import JobContext
 from duly.jobs.schedule import schedule
 from duly.jobs.worker import Worker
+from tests.engine.jobs.process import Order, start
 from tests.engine.jobs.witness import (
     each_once,
     effects,
@@ -25,32 +26,9 @@ from tests.engine.jobs.witness import (
     schedule_numbers,
     until,
 )  # fmt: skip
-from tests.support import finish, handlers, python, rows, value
+from tests.support import handlers, rows, value
 
 CLAIM = {"limit": 1_000, "worker": "w", "lease_seconds": 60}
-
-WORKER = """
-import asyncio, os
-from sqlalchemy import text
-from duly.db import Database, Tx
-from duly.jobs.handlers import JobContext
-from duly.jobs.worker import Worker
-from tests.support import handlers
-
-async def work(ctx: JobContext, tx: Tx):
-    effect = {"entity": ctx.entity_id, "run": str(os.getpid())}
-    await tx.execute(text("INSERT INTO effects VALUES (:entity, :run)"), effect)
-
-async def main():
-    db = Database(os.environ["DATABASE_URL"])
-    connection = await db.connect(application="starting line")
-    await connection.execute("SELECT pg_advisory_lock_shared(1)")
-    while (await Worker(db, handlers(work)).run_once()).done:
-        pass
-    await db.close()
-
-asyncio.run(main())
-"""
 
 
 def at_once(dsn: str, count: int, act: Callable[[psycopg.Connection[Any], int], Any]) -> list[Any]:
@@ -206,16 +184,10 @@ async def test_many_workers_in_many_processes_run_each_job_once(dsn: str) -> Non
     """E3.4: three processes start at the same moment on 600 jobs: every effect once, by more than one of them."""
     make_effects(dsn)
     schedule_numbers(dsn, "work", 600)
-    with psycopg.connect(dsn, autocommit=True) as starter:
-        starter.execute("SELECT pg_advisory_lock(1)")
-        processes = [python(dsn, WORKER) for _ in range(3)]
-        waiting = (
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'starting line' AND wait_event = 'advisory'"
-        )
-        await until(lambda: value(dsn, waiting) == 3, seconds=30, what="all three wait at the starting line")
+    processes = [start(Order(dsn, concurrency=10, forever=False)) for _ in range(3)]
     for process in processes:
-        code, output = finish(process, 60)
-        assert code == 0, output
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
     assert effects(dsn) == each_once(600)
     assert is_empty(dsn)
     assert [outcome for _, outcome, _ in outcomes(dsn)] == ["done"] * 600

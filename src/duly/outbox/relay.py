@@ -153,10 +153,9 @@ class Relay(Duty):
         failures: list[tuple[Pending, str]] = []
         while queues and monotonic() < enough_at:
             wave = [queue.pop(0) for queue in queues.values()]
-            try:
-                answers = await _publish(transport, wave)
-            except (OSError, TimeoutError) as away:  # nobody's attempt: it is the broker that is away
-                return sent, failures, f"{type(away).__name__}: {away}"
+            answers, away = await _publish_or_isolate(transport, wave, enough_at)
+            if away is not None:
+                return sent, failures, away
             for one, error in zip(wave, answers, strict=True):
                 if error is None:
                     sent.append(one)
@@ -250,6 +249,33 @@ class Relay(Duty):
             await self.transport.close()
 
 
+async def _publish_or_isolate(
+    transport: Transport, wave: Sequence[Pending], enough_at: float
+) -> tuple[list[str | None], str | None]:
+    """The answers; or, when not even one event gets through, why the broker is away.
+
+    A line that is cut may be one event's doing (a message too large, say): then each is sent alone, and the one that
+    cuts it is the one that failed.
+    """
+    try:
+        return list(await _publish(transport, wave)), None
+    except (OSError, TimeoutError) as error:
+        away = f"{type(error).__name__}: {error}"
+    if len(wave) == 1:
+        return [], away
+    answers: list[str | None] = []
+    for one in wave:
+        if monotonic() > enough_at:
+            return [], away
+        try:
+            answers += await _publish(transport, [one])
+        except (OSError, TimeoutError) as error:
+            answers.append(f"{type(error).__name__}: {error}")
+            if len(answers) == 3 and all(answers):
+                return [], away
+    return (answers, None) if not all(answers) else ([], away)
+
+
 async def _publish(transport: Transport, wave: Sequence[Pending]) -> Sequence[str | None]:
     readable: dict[int, Event] = {}
     errors: dict[int, str | None] = {}
@@ -260,7 +286,7 @@ async def _publish(transport: Transport, wave: Sequence[Pending]) -> Sequence[st
             errors[one.seq] = f"cannot be decoded: {type(error).__name__}: {error}"
     try:
         async with asyncio.timeout(LANE_LEASE_SECONDS / 2):
-            answers = await transport.publish(list(readable.values()))
+            answers = await transport.publish(list(readable.values())) if readable else []
         errors |= dict(zip(readable, answers, strict=True))
     except (OSError, TimeoutError):
         raise

@@ -19,6 +19,7 @@ from duly.errors import Refused
 
 ENGINE_MIGRATIONS = Path(__file__).parents[1] / "migrations"
 ADVISORY_KEY = 0x64756C79  # "duly": one migration at a time
+WAIT_FOR_TURN = text("SELECT set_config('lock_timeout', '5min', false)")  # another migration may be long, not endless
 TAKE_TURN = text("SELECT pg_advisory_lock(:key)")
 # Rather fail than queue up behind a long transaction, and everybody else behind us.
 LIMIT_WAITING = text("SELECT set_config('lock_timeout', '5s', false)")
@@ -79,6 +80,7 @@ def _connection(dsn: str) -> Iterator[Connection]:
 def _take_turn(connection: Connection) -> None:
     """One migration at a time: the lock is the session's, and ends with it."""
     with connection.begin():
+        connection.execute(WAIT_FOR_TURN)
         connection.execute(TAKE_TURN, {"key": ADVISORY_KEY})
         connection.execute(LIMIT_WAITING)
         connection.execute(MAKE_SCHEMA)

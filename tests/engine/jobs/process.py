@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
@@ -36,9 +36,10 @@ class Order:
     """What such a process is to do, and how it is to end."""
 
     dsn: str
-    failpoints: str
-    report: str
+    failpoints: str = ""
+    report: str = ""
     kind: Kind = "tx"
+    limit: int | None = None
     lease_seconds: float = 60.0
     work_seconds: float = 0.0
     concurrency: int = 2
@@ -53,6 +54,17 @@ def start(order: Order) -> BaseProcess:
     return process
 
 
+def run(order: Order, *, seconds: float = 20.0) -> int | None:
+    """Run the process to its end; its exit code (negative: the signal)."""
+    process = start(order)
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        raise AssertionError(f"the process did not end within {seconds:g} s")
+    return process.exitcode
+
+
 def seen(order: Order) -> int:
     """How often the process, before it ended, came by its failpoint."""
     return int(json.loads(Path(order.report).read_text())["seen"])
@@ -60,13 +72,14 @@ def seen(order: Order) -> int:
 
 def _main(given: dict[str, Any]) -> None:
     order = Order(**given)
-    with Path(order.report + ".log").open("w") as log:
+    with Path(order.report + ".log" if order.report else os.devnull).open("w") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     failpoints.arm(order.failpoints)
     code = asyncio.run(_work(order))
-    name = order.failpoints.partition("=")[0]
-    Path(order.report).write_text(json.dumps({"seen": failpoints._armed[name].seen}))
+    if order.report:
+        name = order.failpoints.partition("=")[0]
+        Path(order.report).write_text(json.dumps({"seen": failpoints._armed[name].seen}))
     os._exit(code)
 
 
@@ -122,10 +135,8 @@ def _handlers(db: Database, order: Order, stop: asyncio.Event) -> dict[str, Hand
         async with db.transaction() as own:
             await own.execute(text(EFFECT), {"entity_id": ctx.entity_id, "run": str(os.getpid())})
 
-    made = handlers(tx, sync, plain, backoff_seconds=[0])
-    return {"work": _named("work", made[order.kind])}
+    async def poison() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-
-def _named(name: str, handler: Handler) -> Handler:
-    handler.name = name
-    return handler
+    made = handlers(tx, sync, plain, poison, backoff_seconds=[0], limit=order.limit)
+    return {"work": replace(made[order.kind], name="work"), "poison": made["poison"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from duly.jobs.handlers import JobContext
 from duly.jobs.outcomes import Cancel, Done, Fail, Snooze
 from duly.jobs.schedule import schedule
 from duly.jobs.worker import Worker
+from tests.engine.jobs.process import Order, run
 from tests.engine.jobs.witness import (
     EFFECT,
     be_deaf,
@@ -37,18 +39,7 @@ from tests.engine.jobs.witness import (
     until,
     working,
 )  # fmt: skip
-from tests.support import finish, handlers, python, rows, value
-
-DIES_IN_HANDLER = """
-import asyncio, os
-from duly.db import Database
-from duly.jobs.worker import Worker
-from tests.support import handlers
-
-async def work(): ...
-
-asyncio.run(Worker(Database(os.environ["DATABASE_URL"]), handlers(work)).run_once())
-"""
+from tests.support import handlers, rows, value
 
 
 async def schedule_work(db: Database, **options: Any) -> int:
@@ -82,8 +73,7 @@ async def test_a_claimed_job_carries_a_lease_of_five_minutes(db: Database, dsn: 
 async def test_a_job_of_a_dead_worker_is_taken_over_when_its_lease_ends(db: Database, dsn: str) -> None:
     """E3.5: killed with -9, it is nobody's until the lease ends; then it is pending with one more retry."""
     await schedule_work(db)
-    code, _ = finish(python(dsn, DIES_IN_HANDLER, failpoints="worker.before_handler=kill9"))
-    assert code == -9
+    assert run(Order(dsn, "worker.before_handler=kill9")) == -signal.SIGKILL
     retries: list[int] = []
 
     async def work(ctx: JobContext) -> None:
@@ -107,7 +97,7 @@ async def test_a_job_of_a_dead_worker_is_taken_over_when_its_lease_ends(db: Data
 async def test_a_lost_run_is_as_complete_in_the_history_as_any_other(db: Database, dsn: str) -> None:
     """E3.5, E3.8: the run that was lost has its claim as its start, its own token, and a sentence."""
     job_id = await schedule_work(db)
-    finish(python(dsn, DIES_IN_HANDLER, failpoints="worker.before_handler=kill9"))
+    assert run(Order(dsn, "worker.before_handler=kill9")) == -signal.SIGKILL
     claimed_at, token = rows(dsn, "SELECT claimed_at, lease_token FROM duly.jobs")[0]
     expire_leases(dsn)
 
@@ -132,27 +122,10 @@ async def test_a_handler_that_kills_its_process_ends_in_the_dead_letters(db: Dat
     async with db.transaction() as tx:
         await schedule(tx, "poison", "p", max_retries=1, priority=1)
         await schedule(tx, "work", "n", priority=4)
-    code = """
-    import asyncio, os, signal
-    from sqlalchemy import text
-    from duly.db import Database, Tx
-    from duly.jobs.handlers import JobContext
-    from duly.jobs.worker import Worker
-    from tests.support import handlers
-
-    async def poison():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    async def work(ctx: JobContext, tx: Tx):
-        await tx.execute(text("INSERT INTO effects VALUES (:entity)"), {"entity": ctx.entity_id})
-
-    asyncio.run(Worker(Database(os.environ["DATABASE_URL"]), handlers(poison, work), concurrency=1).run_once())
-    """
-    assert finish(python(dsn, code))[0] == -9
-    expire_leases(dsn)
-    assert finish(python(dsn, code))[0] == -9
-    expire_leases(dsn)
-    assert finish(python(dsn, code))[0] == 0
+    order = Order(dsn, concurrency=1, forever=False)
+    for end in (-signal.SIGKILL, -signal.SIGKILL, 0):
+        assert run(order) == end
+        expire_leases(dsn)
     assert rows(dsn, "SELECT entity_id, retry_count, reason, error_kind FROM duly.dead_letters") == [
         ("p", 2, "worker_died", "WorkerDied")
     ]

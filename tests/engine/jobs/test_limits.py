@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from datetime import timedelta
 from functools import partial
@@ -18,6 +19,7 @@ from duly.jobs.handlers import JobContext
 from duly.jobs.outcomes import Fail, Outcome, Snooze
 from duly.jobs.schedule import schedule
 from duly.jobs.worker import Worker
+from tests.engine.jobs.process import Order, run
 from tests.engine.jobs.witness import (
     EFFECT,
     be_deaf,
@@ -31,7 +33,7 @@ from tests.engine.jobs.witness import (
     until,
     working,
 )  # fmt: skip
-from tests.support import finish, handlers, python, rows, value
+from tests.support import handlers, rows, value
 
 # -- priorities ----------------------------------------------------------------------------------------------------
 
@@ -201,17 +203,8 @@ async def test_a_slot_is_free_again_however_the_run_ended(db: Database, dsn: str
 async def test_the_slots_of_a_dead_worker_are_freed_with_its_leases(db: Database, dsn: str) -> None:
     """E3.4, E3.5: until the lease ends the slot is taken; then others run, and the lost job too."""
     schedule_numbers(dsn, "work", 3)
-    code = """
-    import asyncio, os
-    from duly.db import Database
-    from duly.jobs.worker import Worker
-    from tests.support import handlers
-
-    async def work(): ...
-
-    asyncio.run(Worker(Database(os.environ["DATABASE_URL"]), handlers(work, limit=1)).run_once())
-    """
-    assert finish(python(dsn, code, failpoints="worker.before_handler=kill9"))[0] == -9
+    make_effects(dsn)
+    assert run(Order(dsn, "worker.before_handler=kill9", limit=1)) == -signal.SIGKILL
 
     async def work() -> None: ...
 
