@@ -16,6 +16,7 @@ from uuid import UUID
 
 import asyncpg
 import psycopg
+import psycopg.conninfo
 from psycopg.rows import tuple_row
 from sqlalchemy import Connection, CursorResult, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
@@ -34,6 +35,7 @@ T = TypeVar("T")
 RETRYABLE_STATES = frozenset({"40001", "40P01"})
 CONFLICT_RETRIES = 3
 LOST_COMMIT = "the connection was lost during COMMIT: it may or may not have happened; look before you repeat it"
+_DRIVER_CLASS = re.compile(r"^<class '[^']*'>: ")
 _PLACEHOLDER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _SCOPE = "duly_scope"
 
@@ -138,8 +140,13 @@ def is_conflict(error: BaseException) -> bool:
 
 def is_database_gone(error: BaseException) -> bool:
     """Whether it was our own database that went away, and not, say, a partner's HTTP server."""
-    return is_disconnect(error) and any(
-        isinstance(cause, DBAPIError | asyncpg.PostgresError | asyncpg.InterfaceError | psycopg.Error | Unavailable)
+    state = sqlstate(error)
+    if state is not None:
+        return state[:2] == "08" or state in {"57P01", "57P02", "57P03", "53300"}
+    return any(
+        isinstance(cause, Unavailable | psycopg.OperationalError | asyncpg.InternalClientError)
+        or (isinstance(cause, DBAPIError) and cause.connection_invalidated)
+        or (isinstance(cause, asyncpg.InterfaceError) and "closed" in str(cause))
         for cause in _causes(error)
     )
 
@@ -177,6 +184,7 @@ class Database:
             async_creator=functools.partial(self.connect, application="duly"),
             pool_size=size,
             max_overflow=0,
+            hide_parameters=True,  # values may be personal: they are not for logs and dead letters
             pool_timeout=self.settings.connect_timeout_seconds,
             pool_pre_ping=False,
         )
@@ -332,7 +340,11 @@ class Database:
         """A psycopg engine for synchronous handlers, made when first needed."""
         if self._sync_engine is None:
             self._sync_engine = create_engine(
-                "postgresql+psycopg://", creator=self._connect_sync, pool_size=self.pool_size, max_overflow=0
+                "postgresql+psycopg://",
+                creator=self._connect_sync,
+                pool_size=self.pool_size,
+                max_overflow=self.pool_size,
+                hide_parameters=True,
             )
         return self._sync_engine
 
@@ -452,5 +464,20 @@ def normal_dsn(dsn: str) -> str:
 
 
 def safe_dsn(dsn: str) -> str:
-    """The address without its password, for people to read."""
-    return re.sub(r"://([^:@/]+):[^@/]*@", r"://\1:***@", dsn)
+    """Where the database is, in words without a password."""
+    try:
+        parts = psycopg.conninfo.conninfo_to_dict(dsn)
+    except psycopg.Error:
+        return "an address that cannot be read"
+    shown = [f"{name}={parts[name]}" for name in ("host", "port", "dbname", "user") if parts.get(name)]
+    return " ".join(shown) or "what the PG* variables say"
+
+
+def describe_error(error: BaseException) -> str:
+    """An error for the history: its class and first line. What a database adds below that quotes values."""
+    kind = type(error).__name__
+    inner = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    if isinstance(inner, asyncpg.PostgresError | psycopg.Error) or isinstance(error, DBAPIError):
+        first = _DRIVER_CLASS.sub("", str(inner).partition("\n")[0])
+        return f"{kind}: {first}"
+    return f"{kind}: {error}"

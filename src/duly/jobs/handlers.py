@@ -19,6 +19,7 @@ from duly.db import load_json
 from duly.errors import Invalid
 from duly.ids import uuid7
 from duly.jobs.outcomes import Cancel, Done, Fail, Snooze
+from duly.messages import storable
 
 DEFAULT_MAX_RETRIES = 3
 MAX_MESSAGE = 2_000
@@ -149,7 +150,7 @@ class JobContext:
 
     def report_progress(self, message: str) -> None:
         """What a person sees while it runs; sent with the next heartbeat."""
-        self._progress(self._job.id, message[:MAX_MESSAGE])
+        self._progress(self._job.id, storable(str(message)[:MAX_MESSAGE]))
 
     def outcome(self, returned: Any) -> Done | Snooze | Cancel | Fail:
         """What the run came to."""

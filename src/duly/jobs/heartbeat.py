@@ -49,9 +49,23 @@ class Leases:
         """The jobs held."""
         return list(self._held)
 
-    def add(self, job: Job, *, time_limit_seconds: float) -> None:
-        """Note a lease that was just taken."""
-        self._held[job.id] = Held(job, job.claimed_mono + time_limit_seconds, job.claimed_mono)
+    def add(self, job: Job) -> None:
+        """Note a lease that was just taken; while the job waits for its turn it is renewed without end."""
+        self._held[job.id] = Held(job, float("inf"), job.claimed_mono)
+
+    def is_fresh(self, job: Job, *, lease_seconds: float) -> bool:
+        """Whether the lease can still be ours; if not, its handler must not even start."""
+        held = self._held.get(job.id)
+        return (
+            held is not None
+            and held.job.lease_token == job.lease_token
+            and monotonic() - held.renewed_at < lease_seconds
+        )
+
+    def drop_news(self) -> None:
+        """Forget what handlers reported and nobody has read."""
+        for held in list(self._held.values()):
+            held.progress = None
 
     def restart(self, job: Job, *, time_limit_seconds: float) -> None:
         """Its handler starts now: the time limit counts from here."""
@@ -116,10 +130,15 @@ class Heartbeat:
                 except Exception as error:
                     if not is_disconnect(error):
                         log.exception("heartbeat_failed")
-                    self._connection = None
+                        self._leases.drop_news()  # whatever it was, it must not cost the others their leases
+                    self._hang_up()
         finally:
-            if self._connection is not None and not self._connection.is_closed():
-                self._connection.terminate()
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and not connection.is_closed():
+            connection.terminate()
 
     async def beat(self) -> None:
         """Renew what has aged by a third of the lease, and find out what was lost."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -27,6 +28,9 @@ from duly.telemetry import Origin, originating, span, tracing
 log = structlog.get_logger("duly.run")
 _AFTER_OUTAGE = timedelta(seconds=1)
 MAX_LOOK_UP_SECONDS = 120.0
+MAX_OUTAGE_RUN_SECONDS = 55.0  # less than the limit on idle transactions
+MAX_RELEASES = 10
+MAX_REMEMBERED = 10_000
 
 
 @dataclass
@@ -44,16 +48,35 @@ class Result:
         self.lost += other.lost
 
 
+def _tell(
+    loop: asyncio.AbstractEventLoop,
+    done: asyncio.Future[Any],
+    *,
+    result: Any = None,
+    error: BaseException | None = None,
+) -> None:
+    """Hand a thread's end to the event loop, unless nobody waits any more."""
+
+    def settle_future() -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+        loop.call_soon_threadsafe(settle_future)
+
+
 class Runner:
     """Turns claimed jobs into settlements. What it returns is still to be written; what it wrote itself is not."""
 
-    def __init__(
-        self, db: Database, *, worker: str, progress: Callable[[int, str], None], threads: ThreadPoolExecutor
-    ) -> None:
+    def __init__(self, db: Database, *, worker: str, progress: Callable[[int, str], None]) -> None:
         self._db = db
         self._worker = worker
         self._progress = progress
-        self._threads = threads
+        self._releases: dict[int, int] = {}  # by job: how often the database went away under it, one after the other
 
     async def run(self, handler: Handler, jobs: Sequence[Job]) -> Result:
         """Run a unit."""
@@ -88,7 +111,7 @@ class Runner:
         except OutcomeUnknown:
             return await self._look_up(job, began)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; retry.py decides what follows
-            return Result([_failed(job, handler, error, monotonic() - began)])
+            return Result([self._failed(job, handler, error, monotonic() - began)])
 
     async def _run_without_tx(self, handler: Handler, job: Job, began: float) -> Result:
         if job.duplicate:
@@ -100,10 +123,27 @@ class Runner:
         settlement = settle.decide(job, _outcome(argument, returned), monotonic() - began)
         if job.event_id is None or settlement.outcome != "done":
             return Result([settlement])
-        async with self._db.transaction() as tx:  # the inbox row and the job's end: one commit
-            await handler.mark(tx, [job])
-            await self._settle(tx, [settlement])
-        return Result(committed=[settlement])
+        return await self._note_consumed(handler, job, settlement, began)
+
+    async def _note_consumed(self, handler: Handler, job: Job, settlement: Settlement, began: float) -> Result:
+        """The handler did its work: write inbox row and job's end until they are written; never call it again."""
+        delay = OUTAGE_BACKOFF_SECONDS[0]
+        while monotonic() - began < MAX_LOOK_UP_SECONDS:
+            try:
+                async with self._db.transaction() as tx:
+                    await handler.mark(tx, [job])
+                    await self._settle(tx, [settlement])
+                return Result(committed=[settlement])
+            except OutcomeUnknown:
+                found = await self._look_up(job, began)
+                if not found.to_write:
+                    return found
+            except Exception as error:
+                if isinstance(error, LeaseLost) or not (is_disconnect(error) or is_conflict(error)):
+                    raise
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, OUTAGE_BACKOFF_SECONDS[1])
+        return Result(lost=[job])
 
     # -- in a transaction ---------------------------------------------------------------------------------------
 
@@ -198,7 +238,7 @@ class Runner:
                     result.add(await self._look_up(job, began))
             except Exception as error:  # noqa: BLE001 - a handler may raise anything
                 if len(part) == 1:
-                    result.to_write.append(_failed(part[0], handler, error, monotonic() - began))
+                    result.to_write.append(self._failed(part[0], handler, error, monotonic() - began))
                 else:
                     log.info("batch_split", name=handler.name, size=len(part), error=type(error).__name__)
                     middle = len(part) // 2
@@ -213,9 +253,21 @@ class Runner:
         return await self._in_thread(handler.function, *arguments)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """In a thread of this worker, with the origin and trace of this task."""
+        """In a thread of its own, with the origin and trace of this task; one that hangs takes no other's place."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
         call = contextvars.copy_context().run
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, function, *arguments)
+
+        def work() -> None:
+            try:
+                outcome = call(function, *arguments)
+            except BaseException as error:  # noqa: BLE001 - it is raised again where it is awaited
+                _tell(loop, done, error=error)
+            else:
+                _tell(loop, done, result=outcome)
+
+        threading.Thread(target=work, name="duly-job", daemon=True).start()
+        return await done
 
     def _arguments(self, handler: Handler, jobs: Sequence[Job]) -> Any:
         if handler.batch > 1:
@@ -227,6 +279,21 @@ class Runner:
             return job.argument
         started = job.claimed_at + timedelta(seconds=monotonic() - job.claimed_mono)
         return JobContext(job, started, self._progress)
+
+    def _failed(self, job: Job, handler: Handler, error: Exception, seconds: float) -> Settlement:
+        """A failure, unless our own database went away under the handler's transaction: that is nobody's attempt.
+
+        Within bounds: a transaction that stood idle for too long was ended for it, and one that ends its connection
+        time and again is a failure too.
+        """
+        times = self._releases.pop(job.id, 0) + 1
+        is_outage = handler.tx_kind is not TxKind.NONE and is_database_gone(error)
+        if not is_outage or seconds > MAX_OUTAGE_RUN_SECONDS or times > MAX_RELEASES:
+            return settle.decide_failure(job, handler, error, seconds)
+        if len(self._releases) < MAX_REMEMBERED:
+            self._releases[job.id] = times
+        log.warning("database_gone_under_handler", job_id=job.id, name=job.name)
+        return Settlement(job, "released", seconds, "the database went away; nothing was written", wait=_AFTER_OUTAGE)
 
     async def _look_up(self, job: Job, began: float) -> Result:
         """COMMIT got no answer. The row itself knows, as soon as the database can be asked again."""
@@ -252,7 +319,10 @@ class Runner:
             await connection.close(timeout=2)
         if still_held:
             log.warning("commit_lost", job_id=job.id, name=job.name)
-            return Result([Settlement(job, "released", monotonic() - began, "the connection was lost before COMMIT")])
+            times = self._releases[job.id] = self._releases.pop(job.id, 0) + 1
+            wait = timedelta(0) if times == 1 else _AFTER_OUTAGE  # at once, but not in a tight loop
+            message = "the connection was lost before COMMIT"
+            return Result([Settlement(job, "released", monotonic() - began, message, wait=wait)])
         if not rows[0][0]:
             return Result(lost=[job])
         log.info("commit_confirmed", job_id=job.id, name=job.name)
@@ -263,14 +333,6 @@ def _outcome(argument: Any, returned: Any) -> Outcome:
     if isinstance(argument, JobContext):
         return argument.outcome(returned)
     return returned if isinstance(returned, Outcome) else Done()
-
-
-def _failed(job: Job, handler: Handler, error: Exception, seconds: float) -> Settlement:
-    """A failure, unless our own database went away under the handler's transaction: that is nobody's attempt."""
-    if handler.tx_kind is not TxKind.NONE and is_database_gone(error):
-        log.warning("database_gone_under_handler", job_id=job.id, name=job.name)
-        return Settlement(job, "released", seconds, "the database went away; nothing was written", wait=_AFTER_OUTAGE)
-    return settle.decide_failure(job, handler, error, seconds)
 
 
 def _check_all_ours(settlements: Sequence[Settlement], settled: set[int]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from duly.db import Statement, fetch, fetch_sync
+from duly.db import Statement, describe_error, fetch, fetch_sync
 from duly.jobs import sql
 from duly.jobs.handlers import MAX_MESSAGE, Handler, Job, ReportedFailure
 from duly.jobs.outcomes import Cancel, Done, Fail, Outcome, Snooze
@@ -42,7 +42,7 @@ def decide(job: Job, outcome: Outcome, seconds: float) -> Settlement:
 def decide_failure(job: Job, handler: Handler, error: BaseException, seconds: float) -> Settlement:
     """The settlement of a run that failed: again later, or to the dead letters."""
     kind = type(error).__name__
-    message = _clip(str(error) if isinstance(error, ReportedFailure) else f"{kind}: {error}")
+    message = _clip(str(error) if isinstance(error, ReportedFailure) else describe_error(error))
     allowed = handler.max_retries if job.max_retries is None else job.max_retries
     if job.retry_count >= allowed:
         return Settlement(job, "buried", seconds, message, reason="retries_used_up", error_kind=kind)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +31,7 @@ PREFETCH_SECONDS = 0.05  # never hoard more than this much work
 ABANDON_AFTER_SECONDS = 5.0
 WATCH_SECONDS = 0.5
 STOP_SECONDS = 2.0
+HOARD_SECONDS = 2.0
 LOOK_AROUND_SECONDS = 60.0
 
 
@@ -85,6 +84,7 @@ class Worker(Duty):
         self._mean_seconds = PREFETCH_SECONDS
         self._tasks: list[asyncio.Task[Any]] = []
         self._started = False
+        self._stopping = False
         self._looked_around_at = float("-inf")
         self._claim_unanswered = False
         self._asked_at = float("-inf")
@@ -123,11 +123,9 @@ class Worker(Duty):
         if self._started:
             return
         self._started = True
-        self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="duly-job")
+        self._stopping = False
         self._handler_db = self.db.with_pool(self.concurrency)
-        self._runner = Runner(
-            self._handler_db, worker=self.identity, progress=self._leases.progress, threads=self._threads
-        )
+        self._runner = Runner(self._handler_db, worker=self.identity, progress=self._leases.progress)
         self._heartbeat = Heartbeat(self.db, self._leases, lease_seconds=self.lease_seconds, lost=self._lease_lost)
         self._heartbeat.start()
         spawn = asyncio.get_running_loop().create_task
@@ -143,11 +141,11 @@ class Worker(Duty):
         for unit in list(self._running):
             self._cancel(unit, "released")
         await self._until_idle(STOP_SECONDS)
+        self._stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks, timeout=STOP_SECONDS)  # whoever will not end is fenced by its lease
         await self._heartbeat.stop()
-        self._threads.shutdown(wait=False, cancel_futures=True)
         self._started = False
         await self._handler_db.close()
         await self.close()
@@ -231,8 +229,7 @@ class Worker(Duty):
     async def _accept(self, connection: Any, jobs: list[Job]) -> None:
         by_name: dict[str, list[Job]] = {}
         for job in jobs:
-            handler = self.handlers[job.name]
-            self._leases.add(job, time_limit_seconds=handler.timeout_seconds or self.time_limit_seconds)
+            self._leases.add(job)
             self._metrics[job.name].lateness.observe(max(0.0, (job.claimed_at - job.run_at).total_seconds()))
             if job.lost_by is not None:
                 self._metrics[job.name].rescued.inc()
@@ -293,9 +290,14 @@ class Worker(Duty):
                 self._buffered.clear()
                 await self._buffered.wait()
             unit = self._buffer.popleft()
+            stale = [job for job in unit.jobs if not self._leases.is_fresh(job, lease_seconds=self.lease_seconds)]
+            self._forget(stale)
+            unit.jobs = [job for job in unit.jobs if job not in stale]
+            if not unit.jobs:
+                continue
             await self._run_unit(unit)
-            if unit.abandoned:
-                return  # another slot took this one's place
+            if unit.abandoned or self._stopping:
+                return  # another slot took this one's place, or none is needed any more
             if len(self._buffer) < self.concurrency:
                 self._woken.set()
 
@@ -348,11 +350,21 @@ class Worker(Duty):
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             now = monotonic()
+            await self._give_back(before=now - HOARD_SECONDS)
             for unit in list(self._running):
                 if now >= unit.give_up_at + ABANDON_AFTER_SECONDS:
                     self._abandon(unit)
                 elif now >= unit.give_up_at:
                     self._cancel(unit, "timeout")
+
+    async def _give_back(self, *, before: float) -> None:
+        """What was claimed ahead and did not get its turn soon: handlers became slow, and others may have room."""
+        stale = [unit for unit in self._buffer if unit.jobs[0].claimed_mono < before]
+        if stale:
+            self._mean_seconds = max(self._mean_seconds, 1.0)
+            for unit in stale:
+                self._buffer.remove(unit)
+            await self._release([job for unit in stale for job in unit.jobs])
 
     def _abandon(self, unit: Unit) -> None:
         log.error("handler_abandoned", name=unit.handler.name, seconds=unit.time_limit_seconds)
@@ -464,11 +476,15 @@ class Worker(Duty):
     async def _release(self, jobs: Sequence[Job]) -> None:
         if not jobs:
             return
-        with contextlib.suppress(Exception):  # the database may be why we stop; leases expire by themselves
+        try:
             ids, tokens = [job.id for job in jobs], [job.lease_token for job in jobs]
             await fetch(await self.connection(), sql.RELEASE_JOBS, ids=ids, tokens=tokens)
             failpoint("worker.released")
             self.db.poke("jobs")
+        except Exception as error:  # noqa: BLE001 - the database may be why we stop; then their leases run out
+            log.warning("release_failed", jobs=len(jobs), error=type(error).__name__)
+            self._claim_unanswered = True  # if we go on, the next cycle gives them back
+            await self.close()
         for job in jobs:
             self._leases.drop(job)
 

@@ -225,6 +225,7 @@ async def test_the_slots_of_a_dead_worker_are_freed_with_its_leases(db: Database
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker's own patience, in tenths of a second instead of seconds."""
     monkeypatch.setattr(worker_module, "ABANDON_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr(worker_module, "HOARD_SECONDS", 0.3)
     monkeypatch.setattr(worker_module, "WATCH_SECONDS", 0.05)
 
 
@@ -324,6 +325,25 @@ async def test_a_handler_that_ends_well_after_it_was_told_to_end_leaves_its_slot
     async with working(Worker(db, known, concurrency=1)):
         await until(lambda: is_empty(dsn), seconds=10, what="all three have run in the one slot")
     assert sorted(outcomes(dsn)) == [("l", "buried", 0), ("s", "done", 0), ("w", "done", 0)]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_job_does_not_wait_behind_a_slow_one_while_another_worker_is_free(db: Database, dsn: str) -> None:
+    """E3.4: what one worker claimed ahead and cannot begin soon goes back, uncounted, to whoever has room."""
+    began, may_end = asyncio.Event(), asyncio.Event()
+
+    async def work(ctx: JobContext) -> None:
+        if ctx.entity_id == "1":
+            began.set()
+            await may_end.wait()
+
+    schedule_numbers(dsn, "work", 2)
+    async with working(Worker(db, handlers(work), concurrency=1)):
+        await asyncio.wait_for(began.wait(), 10)
+        async with working(Worker(db, handlers(work), concurrency=1)):
+            await until(lambda: outcomes(dsn) == [("2", "done", 0)], what="the second job is done by the other worker")
+        may_end.set()
+    assert outcomes(dsn)[0] == ("1", "done", 0)
 
 
 async def test_a_synchronous_handler_does_not_block_the_others(db: Database, dsn: str) -> None:

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from duly.db import Database, Tx
 from duly.inbox.receive import Consumer
+from duly.jobs import worker as worker_module
 from duly.jobs.handlers import JobContext, TxKind
 from duly.jobs.schedule import schedule
 from duly.jobs.worker import Worker
@@ -194,6 +195,34 @@ async def test_a_job_whose_turn_comes_during_an_outage_is_given_back_without_a_f
         await until(lambda: is_empty(dsn), seconds=30)
     assert rows(dsn, "SELECT entity_id, error FROM duly.dead_letters") == []
     assert effects(dsn) == each_once(1)
+
+
+async def test_what_could_not_be_given_back_during_an_outage_does_not_wait_for_its_lease(
+    fragile: TestServer, fragile_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E3.5, E3.15: claimed ahead, and the database away when it is to go back: it runs as soon as there is one."""
+    monkeypatch.setattr(worker_module, "HOARD_SECONDS", 0.3)
+    monkeypatch.setattr(worker_module, "WATCH_SECONDS", 0.05)
+    dsn = fragile_db.dsn
+    began, may_end = asyncio.Event(), asyncio.Event()
+    ran: list[str | None] = []
+
+    async def call_partner(ctx: JobContext) -> None:
+        began.set()
+        ran.append(ctx.entity_id)
+        if ctx.entity_id == "1":
+            await may_end.wait()
+
+    schedule_numbers(dsn, "call_partner", 2)
+    worker = Worker(fragile_db, handlers(call_partner), concurrency=1)
+    async with working(worker):
+        await asyncio.wait_for(began.wait(), 10)
+        await asyncio.to_thread(fragile.postgres.stop, mode="immediate")
+        await until(lambda: not worker.health.up, what="the worker says that it is down")
+        await asyncio.to_thread(fragile.postgres.start)
+        may_end.set()
+        await until(lambda: is_empty(dsn), seconds=15, what="both are done")
+    assert sorted(map(str, ran)) == ["1", "2"]
 
 
 async def test_a_worker_that_starts_before_its_database_waits_for_it(fragile: TestServer, fragile_db: Database) -> None:
