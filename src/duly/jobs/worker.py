@@ -160,6 +160,7 @@ class Worker(Duty):
 
     async def cycle(self, most: int = CLAIM_BATCH * 2) -> Cycle:
         """Claim as much as there is room for, and hand it to the slots."""
+        await self._give_back(before=monotonic() - HOARD_SECONDS)
         room = min(self._room(), most)
         if room <= 0:
             await self._look_alive()
@@ -350,7 +351,6 @@ class Worker(Duty):
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             now = monotonic()
-            await self._give_back(before=now - HOARD_SECONDS)
             for unit in list(self._running):
                 if now >= unit.give_up_at + ABANDON_AFTER_SECONDS:
                     self._abandon(unit)

@@ -439,3 +439,61 @@ async def test_a_deaf_handler_past_its_time_limit_loses_its_lease(
         scene.let_go.set()
     assert rows(dsn, "SELECT run FROM effects") == [("second",)]
     assert outcomes(dsn) == [("e", "lost", 0), ("e", "done", 1)]
+
+
+async def test_what_a_handler_reports_cannot_cost_others_their_leases(db: Database, dsn: str) -> None:
+    """E3.5, E3.9: a progress message that PostgreSQL cannot store is stored as far as it can be."""
+    reported, let_go = asyncio.Event(), asyncio.Event()
+
+    async def odd(ctx: JobContext) -> None:
+        ctx.report_progress("half \x00 \ud800 way")
+        reported.set()
+        await let_go.wait()
+
+    rows(dsn, "SELECT duly.schedule('odd', 'o')")
+    async with working(Worker(db, handlers(odd), lease_seconds=1)):
+        await asyncio.wait_for(reported.wait(), 10)
+        await until(lambda: value(dsn, "SELECT progress FROM duly.jobs") == "half \N{REPLACEMENT CHARACTER} ? way")
+        let_go.set()
+        await until(lambda: value(dsn, "SELECT count(*) FROM duly.jobs") == 0)
+    assert value(dsn, "SELECT outcome FROM duly.executions") == "done"
+
+
+async def test_jobs_claimed_ahead_of_slow_ones_go_back_to_others(db: Database, dsn: str) -> None:
+    """E3.4: whoever was quick and claimed far ahead does not hoard when its handlers become slow."""
+    began, let_go = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> None:
+        began.set()
+        await let_go.wait()
+
+    rows(dsn, "SELECT duly.schedule('slow', n::text) FROM generate_series(1, 20) AS n")
+    worker = Worker(db, handlers(slow), concurrency=1)
+    worker._mean_seconds = 0.0001  # as after many quick jobs
+    async with working(worker):
+        await asyncio.wait_for(began.wait(), 10)
+        running = "SELECT count(*) FROM duly.jobs WHERE lease_token IS NOT NULL"
+        await until(lambda: value(dsn, running) == 1, seconds=15, what="all but the one that runs are given back")
+        let_go.set()
+        await until(lambda: value(dsn, "SELECT count(*) FROM duly.jobs") == 0, seconds=30)
+    assert value(dsn, "SELECT count(*) FROM duly.executions WHERE outcome <> 'done'") == 0
+
+
+async def test_values_of_a_failed_statement_are_not_kept(db: Database, dsn: str) -> None:
+    """FAULTS: personal data never reaches dead letters, alerts or the history through an error's text."""
+    rows(dsn, "CREATE TABLE people (email text PRIMARY KEY); INSERT INTO people VALUES ('canary@example.org')")
+
+    async def work(tx: Tx) -> None:
+        await tx.execute(text("INSERT INTO people VALUES (:email)"), {"email": "canary@example.org"})
+
+    rows(dsn, "SELECT duly.schedule('work', 'w')")
+    await Worker(db, handlers(work, max_retries=0)).run_once()
+    kept = rows(
+        dsn,
+        "SELECT error FROM duly.dead_letters UNION ALL SELECT message FROM duly.alerts"
+        " UNION ALL SELECT message FROM duly.executions",
+    )
+    assert len(kept) == 3
+    for (message,) in kept:
+        assert message.startswith("IntegrityError: duplicate key value violates unique constraint")
+        assert "canary" not in message
