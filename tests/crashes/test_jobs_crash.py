@@ -88,6 +88,10 @@ async def ends(order: Order, *, with_code: int) -> None:
             process.kill()
         process.join()
     assert process.exitcode == with_code
+    gone = (
+        "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'duly%'"
+    )
+    await until(lambda: value(order.dsn, gone), what="PostgreSQL has noticed")
 
 
 def check(dsn: str) -> None:
