@@ -127,7 +127,7 @@ def is_disconnect(error: BaseException) -> bool:
             return True
         if isinstance(cause, (OSError, TimeoutError, asyncpg.InterfaceError, psycopg.OperationalError, Unavailable)):
             return True
-        if isinstance(cause, asyncpg.PostgresConnectionError):
+        if isinstance(cause, asyncpg.PostgresConnectionError | asyncpg.InternalClientError):
             return True
     return False
 
@@ -330,7 +330,7 @@ class Database:
             )
             await _decode_json(connection)
         except Exception as error:
-            if is_disconnect(error):
+            if is_disconnect(error) and not isinstance(error, asyncpg.ProtocolViolationError):  # that is a pooler's no
                 raise Unavailable(f"the database cannot be reached: {type(error).__name__}") from error
             raise
         return connection

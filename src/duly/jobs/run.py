@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -158,6 +159,7 @@ class Runner:
             except Exception as error:
                 if not is_conflict(error) or attempt == CONFLICT_RETRIES:
                     raise
+                await asyncio.sleep(random.uniform(0.005, 0.02) * 2**attempt)  # noqa: S311 - jitter, not a secret
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _commit_async(self, handler: Handler, jobs: Sequence[Job], began: float) -> list[Settlement]:
