@@ -89,6 +89,7 @@ async def _in_batches(tx: Tx, statement: Statement, *, days: int, batch: int, ba
     """Delete at most ``batch * batches`` rows; how many, and whether the limit was what ended it."""
     if batch < 1 or batches < 1:
         raise Invalid(f"batch={batch}, batches={batches}: give at least 1")
+    await fetch(tx, sql.ALLOW_FORGETTING)
     gone = 0
     for _ in range(batches):
         rows: Any = await fetch(tx, statement, days=days, batch=batch)

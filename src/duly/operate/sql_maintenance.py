@@ -6,6 +6,7 @@ from duly.db import Statement
 
 # Partitions are made and dropped under strong locks: better to fail and be retried than to queue everybody behind us.
 BOUND_LOCK_WAIT = Statement("SELECT set_config('lock_timeout', '5s', true)")
+ALLOW_FORGETTING = Statement("SELECT set_config('duly.forgetting', 'on', true)")
 CREATE_PARTITIONS = Statement("""
 SELECT duly.create_partitions(CAST(:parent AS text), CAST(duly.now() AT TIME ZONE 'UTC' AS date), CAST(:days AS int))
 """)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from fastapi import FastAPI
 from joserfc import jwt
@@ -28,7 +28,7 @@ def issuer(tmp_path: Path) -> Issuer:
 
 
 @pytest.fixture
-async def client(issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
+async def client(issuer: Issuer) -> AsyncIterator[httpx2.AsyncClient]:
     api = FastAPI()
     api.include_router(create_issuer_router(issuer))
     async with served(api) as made:
@@ -36,7 +36,7 @@ async def client(issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def test_a_client_finds_everything_by_discovery_and_verifies_what_it_gets(
-    client: httpx.AsyncClient, issuer: Issuer
+    client: httpx2.AsyncClient, issuer: Issuer
 ) -> None:
     """E5.3: discovery, then token endpoint, then JWKS, as with any provider."""
     found = (await client.get("/dev-issuer/.well-known/openid-configuration")).json()
@@ -60,14 +60,14 @@ async def test_a_client_finds_everything_by_discovery_and_verifies_what_it_gets(
     assert claims["jti"]
 
 
-async def test_the_jwks_shows_no_private_part(client: httpx.AsyncClient) -> None:
+async def test_the_jwks_shows_no_private_part(client: httpx2.AsyncClient) -> None:
     (key,) = (await client.get("/dev-issuer/jwks")).json()["keys"]
     assert {"d", "p", "q", "dp", "dq", "qi"}.isdisjoint(key)
     assert (key["kty"], key["alg"], key["use"]) == ("RSA", "RS256", "sig")
 
 
 @pytest.mark.parametrize("name", sorted(CLIENTS))
-async def test_every_documented_client_gets_a_token_by_header_or_by_body(name: str, client: httpx.AsyncClient) -> None:
+async def test_every_documented_client_gets_a_token_by_header_or_by_body(name: str, client: httpx2.AsyncClient) -> None:
     secret = CLIENTS[name].secret
     header = await client.post("/dev-issuer/token", data=FORM, auth=(name, secret))
     body = await client.post("/dev-issuer/token", data={**FORM, "client_id": name, "client_secret": secret})
@@ -89,22 +89,22 @@ async def test_every_documented_client_gets_a_token_by_header_or_by_body(name: s
     ],
 )
 async def test_what_is_wrong_is_answered_as_the_protocol_says(
-    form: dict[str, str], auth: tuple[str, str] | None, status: int, error: str, client: httpx.AsyncClient
+    form: dict[str, str], auth: tuple[str, str] | None, status: int, error: str, client: httpx2.AsyncClient
 ) -> None:
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
-    basic = httpx.BasicAuth(*auth) if auth else httpx.Auth()
+    basic = httpx2.BasicAuth(*auth) if auth else httpx2.Auth()
     answer = await client.post("/dev-issuer/token", data=form, auth=basic, headers=headers)
     assert (answer.status_code, answer.json()["error"]) == (status, error)
     assert ("www-authenticate" in answer.headers) == (status == 401)
 
 
 @pytest.mark.parametrize("header", ["Basic", "Basic !!!", "Basic bm9jb2xvbg==", "Bearer abc", "Basic /////w=="])
-async def test_a_broken_authorization_header_is_401(header: str, client: httpx.AsyncClient) -> None:
+async def test_a_broken_authorization_header_is_401(header: str, client: httpx2.AsyncClient) -> None:
     answer = await client.post("/dev-issuer/token", data=FORM, headers={"Authorization": header})
     assert answer.status_code == 401
 
 
-async def test_a_body_that_is_no_form_is_refused(client: httpx.AsyncClient) -> None:
+async def test_a_body_that_is_no_form_is_refused(client: httpx2.AsyncClient) -> None:
     auth = ("developer", "developer-secret")
     assert (await client.post("/dev-issuer/token", json=FORM, auth=auth)).status_code == 400
     headers = {"Content-Type": "application/x-www-form-urlencoded"}

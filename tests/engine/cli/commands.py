@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-import httpx
+import httpx2
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "duly.cli.main"]
@@ -65,8 +65,8 @@ def wait_until(fact: Callable[[], object], *, seconds: float = PATIENCE_SECONDS,
 def status(url: str) -> int:
     """The status code of a GET; 0 while nobody answers."""
     try:
-        return httpx.get(url, timeout=10).status_code
-    except httpx.TransportError:
+        return httpx2.get(url, timeout=10).status_code
+    except httpx2.TransportError:
         return 0
 
 

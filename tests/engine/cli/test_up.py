@@ -7,7 +7,7 @@ import signal
 import socket
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from duly.runtime.embedded import EmbeddedPostgres
 from tests.engine.cli.commands import duly, end, free_port, running, status, wait_until
@@ -92,7 +92,7 @@ def test_a_second_one_on_the_same_data_is_refused(env: dict[str, str], tmp_path:
         assert "Traceback" not in done.stderr
         once = duly("worker", "--once", env=env)  # the parts may join, and leave without stopping the server
         assert once.returncode == 0, once.stderr
-        assert httpx.get(f"{base(env)}/readyz").status_code == 200
+        assert httpx2.get(f"{base(env)}/readyz").status_code == 200
         assert end(process, signal.SIGINT) == 0
 
 
@@ -115,4 +115,4 @@ def test_the_issuer_and_the_console_are_not_served_in_production(server_env: dic
         wait_ready(env)
         assert status(f"{base(env)}/dev-issuer/jwks") == 404
         assert status(f"{base(env)}/console") == 404
-        assert httpx.get(base(env)).json()["links"].keys().isdisjoint({"console", "issuer"})
+        assert httpx2.get(base(env)).json()["links"].keys().isdisjoint({"console", "issuer"})

@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import httpx
+import httpx2
 from fastapi import FastAPI
 
 from duly.runtime.supervisor import create_server
@@ -15,14 +15,14 @@ from duly.settings import Settings
 
 
 @asynccontextmanager
-async def served(api: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+async def served(api: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of the api, over a real socket."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = create_server(api, Settings(shutdown_grace_seconds=1))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     base = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        async with httpx.AsyncClient(base_url=base, timeout=10) as client:
+        async with httpx2.AsyncClient(base_url=base, timeout=10) as client:
             yield client
     finally:
         server.should_exit = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import httpx
+import httpx2
 import pytest
 
 from duly.db import Database
@@ -17,12 +17,12 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 
 @pytest.fixture
-async def client(db: Database) -> AsyncIterator[httpx.AsyncClient]:
+async def client(db: Database) -> AsyncIterator[httpx2.AsyncClient]:
     async with served(create_api(db, [], Settings(), app)) as made:
         yield made
 
 
-async def test_the_routes_of_the_application_are_served_and_documented(client: httpx.AsyncClient) -> None:
+async def test_the_routes_of_the_application_are_served_and_documented(client: httpx2.AsyncClient) -> None:
     """E5.7."""
     assert (await client.get("/sample")).json() == {"hello": "world"}
     paths = (await client.get("/openapi.json")).json()["paths"]
@@ -30,7 +30,7 @@ async def test_the_routes_of_the_application_are_served_and_documented(client: h
     assert (await client.get("/docs")).status_code == 200
 
 
-async def test_the_front_page_is_json_for_programs_and_html_for_people(client: httpx.AsyncClient) -> None:
+async def test_the_front_page_is_json_for_programs_and_html_for_people(client: httpx2.AsyncClient) -> None:
     program = await client.get("/")
     assert program.json()["links"]["docs"] == "/docs"
     person = await client.get("/", headers={"Accept": BROWSER})

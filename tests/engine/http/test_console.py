@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from html.parser import HTMLParser
 
-import httpx
+import httpx2
 import pytest
 from sqlalchemy import text
 
@@ -24,7 +24,7 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}"
 
 
 @pytest.fixture
-async def client(db: Database) -> AsyncIterator[httpx.AsyncClient]:
+async def client(db: Database) -> AsyncIterator[httpx2.AsyncClient]:
     api = create_api(db, [], Settings(), Duly())
     assert mount_console(api, db, Settings())
     async with served(api) as made:
@@ -69,7 +69,7 @@ class Elements(HTMLParser):
         self.attributes += [name for name, _ in attrs]
 
 
-async def test_whatever_is_stored_is_shown_and_never_runs(client: httpx.AsyncClient, dsn: str) -> None:
+async def test_whatever_is_stored_is_shown_and_never_runs(client: httpx2.AsyncClient, dsn: str) -> None:
     """Stored XSS: names, errors, entities, messages."""
     fill(dsn, HOSTILE)
     page = await client.get("/console")
@@ -81,7 +81,7 @@ async def test_whatever_is_stored_is_shown_and_never_runs(client: httpx.AsyncCli
     assert not [name for name in found.attributes if name.startswith("on") or name == "style"]
 
 
-async def test_the_page_allows_no_script_and_only_its_own_stylesheet(client: httpx.AsyncClient) -> None:
+async def test_the_page_allows_no_script_and_only_its_own_stylesheet(client: httpx2.AsyncClient) -> None:
     page = await client.get("/console")
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -96,7 +96,7 @@ async def test_the_page_allows_no_script_and_only_its_own_stylesheet(client: htt
     assert (await client.get("/console/static/%2e%2e%2fapp.py")).status_code == 404
 
 
-async def test_tables_are_readable_by_a_screen_reader(client: httpx.AsyncClient, dsn: str) -> None:
+async def test_tables_are_readable_by_a_screen_reader(client: httpx2.AsyncClient, dsn: str) -> None:
     fill(dsn, "plain")
     page = (await client.get("/console")).text
     assert '<html lang="en">' in page
@@ -140,7 +140,7 @@ async def test_jobs_are_counted_by_name_and_state(db: Database, dsn: str) -> Non
     assert (view.total("pending"), view.total("running")) == (2, 1)
 
 
-async def test_counts_stop_at_ten_thousand(client: httpx.AsyncClient, dsn: str) -> None:
+async def test_counts_stop_at_ten_thousand(client: httpx2.AsyncClient, dsn: str) -> None:
     """A page over a long queue costs no more than one over a short one."""
     rows(dsn, "SELECT count(duly.schedule('many.jobs')) FROM generate_series(1, 10100)")
     assert "10,000+" in (await client.get("/console")).text
@@ -168,7 +168,7 @@ async def test_the_queries_walk_indexes_whatever_the_size(dsn: str, db: Database
     await connection.close()
 
 
-async def test_a_database_that_is_too_slow_is_said_and_not_waited_for(client: httpx.AsyncClient, db: Database) -> None:
+async def test_a_database_that_is_too_slow_is_said_and_not_waited_for(client: httpx2.AsyncClient, db: Database) -> None:
     async with db.transaction() as tx:
         await tx.execute(text("LOCK TABLE duly.outbox IN ACCESS EXCLUSIVE MODE"))
         page = await client.get("/console")

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from duly.app import Duly
@@ -35,13 +35,13 @@ def duty(db: Database) -> Duty:
 
 
 @pytest.fixture
-async def client(db: Database, duty: Duty) -> AsyncIterator[httpx.AsyncClient]:
+async def client(db: Database, duty: Duty) -> AsyncIterator[httpx2.AsyncClient]:
     async with served(create_api(db, [duty], Settings(), Duly())) as made:
         yield made
 
 
 async def test_ready_when_the_database_answers_the_schema_is_current_and_duties_are_up(
-    client: httpx.AsyncClient,
+    client: httpx2.AsyncClient,
 ) -> None:
     """E5.7."""
     answer = await client.get("/readyz")
@@ -51,7 +51,7 @@ async def test_ready_when_the_database_answers_the_schema_is_current_and_duties_
 
 
 @pytest.mark.parametrize("detail", ["starting", "ConnectionRefusedError: the address of a secret place"])
-async def test_a_duty_that_is_down_is_named_in_a_problem(client: httpx.AsyncClient, duty: Duty, detail: str) -> None:
+async def test_a_duty_that_is_down_is_named_in_a_problem(client: httpx2.AsyncClient, duty: Duty, detail: str) -> None:
     """E3.15: the health says so, in words that anybody may read."""
     duty.health.set(detail == "starting", detail)
     answer = await client.get("/readyz")
@@ -63,7 +63,7 @@ async def test_a_duty_that_is_down_is_named_in_a_problem(client: httpx.AsyncClie
     assert (await client.get("/healthz")).status_code == 200
 
 
-async def test_a_schema_that_is_missing_is_named(client: httpx.AsyncClient, dsn: str) -> None:
+async def test_a_schema_that_is_missing_is_named(client: httpx2.AsyncClient, dsn: str) -> None:
     rows(dsn, "DROP SCHEMA duly CASCADE")
     answer = await client.get("/readyz")
     assert answer.status_code == 503
@@ -77,7 +77,7 @@ def test_a_newer_schema_is_ready_and_an_unknown_past_is_not() -> None:
 
 
 async def test_a_database_that_does_not_answer_in_time_is_an_outage(
-    client: httpx.AsyncClient, dsn: str, monkeypatch: pytest.MonkeyPatch
+    client: httpx2.AsyncClient, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "READ_REVISION", "SELECT pg_sleep(60)::text")
     monkeypatch.setattr(health, "ANSWER_SECONDS", 0.3)
@@ -97,7 +97,7 @@ async def test_a_busy_pool_does_not_look_like_an_outage(dsn: str) -> None:
     await db.close()
 
 
-async def test_metrics_are_in_the_format_of_prometheus(client: httpx.AsyncClient) -> None:
+async def test_metrics_are_in_the_format_of_prometheus(client: httpx2.AsyncClient) -> None:
     """E5.7."""
     answer = await client.get("/metrics")
     assert answer.status_code == 200
@@ -127,7 +127,7 @@ def test_an_outage_is_said_and_heals_without_a_restart(part: str, postgres: Embe
         wait_until(lambda: status(ready) == 200)
         postgres.stop(mode="immediate")
         wait_until(lambda: status(ready) == 503)
-        assert httpx.get(ready).json()["checks"]["database"]["ok"] is False
+        assert httpx2.get(ready).json()["checks"]["database"]["ok"] is False
         assert status(alive) == 200
         assert status(f"http://127.0.0.1:{port}/console") == 503
         postgres.start()
@@ -140,7 +140,7 @@ async def test_metrics_show_the_queue_as_it_is(db: Database, dsn: str) -> None:
     """E5.7: depth, age and dead letters come from the database at the time of the scrape."""
     rows(dsn, "SELECT duly.schedule('waiting', '1'), duly.emit('a.b', 't', '1')")
     api = create_api(db, [], Settings(), Duly())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://duly") as client:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(api), base_url="http://duly") as client:
         text = (await client.get("/metrics")).text
     assert 'duly_queue_depth{name="waiting"' in text
     assert "duly_outbox_pending 1.0" in text

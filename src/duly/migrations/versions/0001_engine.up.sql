@@ -228,6 +228,25 @@ CREATE INDEX executions_name ON duly.executions (name, completed_at);
 CREATE INDEX executions_entity ON duly.executions (entity_id, completed_at) WHERE entity_id IS NOT NULL;
 CREATE TABLE duly.executions_default PARTITION OF duly.executions DEFAULT;
 
+-- What was written of the past stays as it was. Only the clean-up deletes, and says so in its transaction; a slip of
+-- the hand in psql is refused. (Who owns the table can drop it: that is a matter of roles, not of a trigger.)
+CREATE FUNCTION duly.keep_history() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF TG_OP = 'DELETE' AND current_setting('duly.forgetting', true) = 'on' THEN
+        RETURN OLD;
+    END IF;
+    RAISE EXCEPTION 'duly.% is insert-only: % is refused', TG_ARGV[0], TG_OP
+        USING ERRCODE = 'restrict_violation',
+              HINT = 'Old rows go with the schedules duly.drop-history and duly.forget-audit.';
+END
+$$;
+CREATE TRIGGER executions_keep BEFORE UPDATE OR DELETE ON duly.executions
+    FOR EACH ROW EXECUTE FUNCTION duly.keep_history('executions');
+CREATE TRIGGER executions_keep_all BEFORE TRUNCATE ON duly.executions
+    FOR EACH STATEMENT EXECUTE FUNCTION duly.keep_history('executions');
+
 -- Whoever adds jobs of an order key, or lets the next one run, does so one after the other; always in the same order.
 CREATE FUNCTION duly.lock_order(names text[], keys text[]) RETURNS void
 LANGUAGE plpgsql
@@ -336,6 +355,10 @@ CREATE TABLE duly.audit (
 );
 CREATE INDEX audit_subject ON duly.audit (subject, id);
 CREATE INDEX audit_age ON duly.audit (at);
+CREATE TRIGGER audit_keep BEFORE UPDATE OR DELETE ON duly.audit
+    FOR EACH ROW EXECUTE FUNCTION duly.keep_history('audit');
+CREATE TRIGGER audit_keep_all BEFORE TRUNCATE ON duly.audit
+    FOR EACH STATEMENT EXECUTE FUNCTION duly.keep_history('audit');
 
 -- Who is alive, and which names each worker knows. Physical time: liveness is not business time.
 CREATE TABLE duly.processes (
@@ -536,6 +559,7 @@ BEGIN
     IF key IS NULL OR days NOT BETWEEN 1 AND 400 THEN
         RAISE EXCEPTION 'duly.create_partitions: parent must be events or executions, days 1 to 400';
     END IF;
+    PERFORM set_config('duly.forgetting', 'on', true);
     FOR day IN SELECT d::date FROM generate_series(first_day, first_day + (days - 1), interval '1 day') AS d LOOP
         child := format('%s_p%s', parent, to_char(day, 'YYYYMMDD'));
         CONTINUE WHEN to_regclass(format('duly.%I', child)) IS NOT NULL;
@@ -550,6 +574,7 @@ BEGIN
                        parent, child, low, high);
         made := made + 1;
     END LOOP;
+    PERFORM set_config('duly.forgetting', '', true);
     RETURN made;
 END
 $$;
