@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pooler test-versions fmt check lock clean bench
+.PHONY: help run test test-pooler test-versions fmt check lock clean bench bench-http
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ test-versions: $(STAMP) ## the engine's core tests on every PostgreSQL from 15 t
 
 bench: $(STAMP) ## measure duly against raw SQL in one run
 	@$(BIN)/python -m benchmarks
+
+bench-http: $(STAMP) ## measure the HTTP path with concurrent clients, and the hourly sweep at a million transfers
+	@$(BIN)/python -m benchmarks.http
 
 lock: ## compile requirements.lock anew (needs uv)
 	uv pip compile pyproject.toml --group dev --extra embedded --generate-hashes \

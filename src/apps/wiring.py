@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from apps.demo import workers as demo
+from pathlib import Path
+
+from apps import samples
+from apps.quality import api as quality_api
+from apps.quality import workers as quality_workers
+from apps.transfers import api as transfers_api
+from apps.transfers import workers as transfers_workers
 from duly import Duly
 
 app = Duly()
-demo.register(app)
+app.include_migrations(Path(__file__).parent / "migrations", name="apps")
+
+app.include_router(quality_api.router)
+quality_workers.register(app)
+
+app.include_router(transfers_api.router)
+transfers_workers.register(app)
+
+samples.register(app)

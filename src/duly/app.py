@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
@@ -47,6 +48,14 @@ class Seed:
     payload: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Migrations:
+    """An application's own schema: Alembic scripts, and the table in schema ``duly`` that says how far they ran."""
+
+    directory: Path
+    table: str
+
+
 @dataclass
 class Duly:
     """What an application registers. Handlers know their name and what to do, and nothing of schedules."""
@@ -54,6 +63,9 @@ class Duly:
     handlers: dict[str, Handler] = field(default_factory=dict)
     seeds: list[Seed] = field(default_factory=list)
     routers: list[APIRouter] = field(default_factory=list)
+    migrations: list[Migrations] = field(default_factory=list)
+    samples: Callable[[Tx], Awaitable[None]] | None = None
+    """Writes sample data, if there is none; ``duly up`` calls it on an embedded server."""
 
     def __post_init__(self) -> None:
         """The engine's own clean-up jobs come with every application."""
@@ -147,6 +159,12 @@ class Duly:
         """Serve these routes in ``duly api`` and ``duly up``."""
         self.routers.append(router)
 
+    def include_migrations(self, directory: Path, *, name: str) -> None:
+        """Run these Alembic scripts after the engine's, in ``duly up``, ``duly migrate`` and test databases."""
+        if not (directory / "env.py").is_file() or not name.isidentifier() or len(name) > 40:
+            raise Invalid(f"{directory} must hold Alembic's env.py, and {name!r} must be a short identifier")
+        self.migrations.append(Migrations(directory, f"schema_version_{name}"))
+
     async def prepare(self, db: Database) -> None:
         """Write down the consumers and seed the schedules; many processes may do so at once."""
         async with db.transaction() as tx:
@@ -188,6 +206,10 @@ def register_maintenance(app: Duly) -> None:
     @app.job("duly.forget-processed-events")
     async def forget_processed_events(tx: Tx) -> Done:
         return Done(await maintenance.forget_processed_events(tx, days=settings.keep_processed_days))
+
+    @app.job("duly.forget-idempotency-keys")
+    async def forget_idempotency_keys(tx: Tx) -> Done:
+        return Done(await maintenance.forget_idempotency_keys(tx))
 
     @app.job("duly.forget-dead-letters")
     async def forget_dead_letters(tx: Tx) -> Done:

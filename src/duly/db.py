@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from duly.errors import OutcomeUnknown, Unavailable
+from duly.errors import OutcomeUnknown, Refused, Unavailable
 from duly.ids import uuid7
 from duly.settings import Settings
 from duly.telemetry import Origin, current_origin
@@ -35,8 +35,14 @@ T = TypeVar("T")
 RETRYABLE_STATES = frozenset({"40001", "40P01"})
 CONFLICT_RETRIES = 3
 LOST_COMMIT = "the connection was lost during COMMIT: it may or may not have happened; look before you repeat it"
+UNREADABLE = (
+    "the address of the database cannot be read: write it as postgresql://user:password@host:5432/database, "
+    "with special characters of the password percent-encoded"
+)
 _DRIVER_CLASS = re.compile(r"^<class '[^']*'>: ")
 _PLACEHOLDER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
+_HOST = r"(\[[^]@/?#]*\]|[^][@/?#:,]*)(:\d*)?"
+_ADDRESS = re.compile(rf"postgresql://([^][@/?#]*@)?{_HOST}(,{_HOST})*(/[^@?#]*)?(\?(\w+=[^&#]*(&\w+=[^&#]*)*)?)?")
 _SCOPE = "duly_scope"
 
 
@@ -330,6 +336,8 @@ class Database:
             )
             await _decode_json(connection)
         except Exception as error:
+            for cause in _causes(error):
+                cause.__traceback__ = None  # the driver's frames hold the password, and some loggers show all they hold
             if is_disconnect(error) and not isinstance(error, asyncpg.ProtocolViolationError):  # that is a pooler's no
                 raise Unavailable(f"the database cannot be reached: {type(error).__name__}") from error
             raise
@@ -459,15 +467,23 @@ _NOTIFY = "SELECT pg_notify('duly', channel) FROM unnest($1::text[]) AS channel"
 
 
 def normal_dsn(dsn: str) -> str:
-    """A libpq address without SQLAlchemy's driver suffix."""
-    return re.sub(r"^postgres(ql)?(\+\w+)?://", "postgresql://", dsn.strip())
+    """A libpq address without SQLAlchemy's driver suffix; one that each driver would read in its own way is refused.
+
+    In words of our own: theirs take a part of the password for a host or port, and repeat it.
+    """
+    address = re.sub(r"^postgres(ql)?(\+\w+)?://", "postgresql://", dsn.strip())
+    if address.startswith("postgresql://") and not (address.isprintable() and _ADDRESS.fullmatch(address)):
+        raise Refused(UNREADABLE)
+    return address
 
 
 def safe_dsn(dsn: str) -> str:
     """Where the database is, in words without a password."""
     try:
-        parts = psycopg.conninfo.conninfo_to_dict(dsn)
-    except psycopg.Error:
+        parts = psycopg.conninfo.conninfo_to_dict(normal_dsn(dsn))
+    except (psycopg.Error, Refused, UnicodeError):
+        return "an address that cannot be read"
+    if "://" in str(parts.get("dbname")):  # an address within the address
         return "an address that cannot be read"
     shown = [f"{name}={parts[name]}" for name in ("host", "port", "dbname", "user") if parts.get(name)]
     return " ".join(shown) or "what the PG* variables say"

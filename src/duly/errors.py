@@ -27,7 +27,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-
 RETRY_LATER = MappingProxyType({"Retry-After": "2"})
 
 
@@ -124,7 +123,7 @@ class OutcomeUnknown(DulyError):
 
 
 class Unavailable(DulyError):
-    """The database cannot be reached."""
+    """Something this needs cannot be reached."""
 
     status = 503
     headers = RETRY_LATER

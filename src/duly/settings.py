@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
 class Settings(BaseSettings):
@@ -19,6 +20,7 @@ class Settings(BaseSettings):
     database_url: str = Field(default="", validation_alias="DATABASE_URL")
     port: int = Field(default=8000, ge=0, le=65535, validation_alias="PORT")
     host: str = "127.0.0.1"
+    health_port: int = Field(default=0, ge=0, le=65535)
     data: Path = Path(".duly")
     app: str = ""
     log_level: Literal["debug", "info", "warning", "error", "critical"] = "info"
@@ -36,6 +38,19 @@ class Settings(BaseSettings):
     shutdown_grace_seconds: float = Field(default=20.0, ge=0)
     poll_seconds: float = Field(default=1.0, gt=0)
 
+    body_bytes: int = Field(default=1_048_576, ge=1_024, le=104_857_600)
+    idempotency_ttl_hours: int = Field(default=24, ge=1, le=8_760)
+
+    oidc_issuer: str = ""  # empty: the development issuer, in development
+    oidc_audience: str = Field(default="duly", min_length=1)
+    oidc_jwks_url: str = ""
+    oidc_role_clients: Annotated[tuple[str, ...], NoDecode] = ()
+    oidc_allow_http: bool = False
+    jwks_stale_seconds: float = Field(default=3600.0, ge=600, le=86_400)
+    client_id: str = "service"
+    client_secret: SecretStr = SecretStr("")
+    api_url: str = ""
+
     relay_batch: int = Field(default=100, ge=1, le=10_000)
     publish_attempts: int = Field(default=5, ge=1, le=100)
 
@@ -44,6 +59,16 @@ class Settings(BaseSettings):
     keep_processed_days: int = Field(default=30, ge=1)
     keep_dead_letters_days: int = Field(default=90, ge=1)
     keep_audit_days: int = Field(default=730, ge=1)
+
+    @field_validator("oidc_role_clients", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        """A comma-separated list, or one in JSON."""
+        if not isinstance(value, str):
+            return value
+        if value.strip().startswith("["):
+            return json.loads(value)
+        return tuple(name for name in (part.strip() for part in value.split(",")) if name)
 
     def wants_embedded(self) -> bool:
         """Whether nothing points at a PostgreSQL of the user's own."""

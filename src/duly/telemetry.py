@@ -38,6 +38,15 @@ EVENTS_PUBLISHED = Counter("duly_events_published_total", "Events published", ["
 PUBLISH_FAILURES = Counter("duly_publish_failures_total", "Failed attempts to publish an event", ["topic"])
 OCCURRENCES_FIRED = Counter("duly_occurrences_fired_total", "Cron occurrences turned into jobs", ["name"])
 OCCURRENCES_MISSED = Counter("duly_occurrences_missed_total", "Cron occurrences found late", ["name"])
+HTTP_REQUESTS = Counter("duly_http_requests_total", "Requests answered", ["method", "route", "status"])
+HTTP_SECONDS = Histogram(
+    "duly_http_seconds",
+    "From the first byte of a request to the last of its answer",
+    ["method", "route"],
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 15, 60),
+)
+HTTP_RETRIES = Counter("duly_http_retries_total", "Requests run again in a new transaction", ["reason"])
+HTTP_REPLAYS = Counter("duly_http_replays_total", "Requests answered from their idempotency key", ["route"])
 DUTY_UP = Gauge("duly_duty_up", "1 while a duty does its work, 0 while it waits for the database", ["duty"])
 
 
@@ -108,14 +117,14 @@ def tracing() -> bool:
 
 
 @contextlib.contextmanager
-def span(name: str, *, kind: SpanKind, parent: str | None, attributes: Mapping[str, str | int]) -> Iterator[None]:
+def span(name: str, *, kind: SpanKind, parent: str | None, attributes: Mapping[str, str | int]) -> Iterator[trace.Span]:
     """A span that continues the trace of ``parent`` (a W3C traceparent), if there is one."""
     if not tracing():
-        yield
+        yield trace.INVALID_SPAN
         return
     context = _PROPAGATOR.extract({"traceparent": parent}) if parent else None
-    with _tracer.start_as_current_span(name, context=context, kind=kind, attributes=dict(attributes)):
-        yield
+    with _tracer.start_as_current_span(name, context=context, kind=kind, attributes=dict(attributes)) as made:
+        yield made
 
 
 def configure_logging(*, level: str = "info", style: str = "auto") -> None:
@@ -148,5 +157,5 @@ def configure_logging(*, level: str = "info", style: str = "auto") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for noisy in ("sqlalchemy.engine", "alembic", "uvicorn.access", "asyncio"):
+    for noisy in ("sqlalchemy.engine", "alembic", "uvicorn.access", "asyncio", "httpx2", "httpcore2"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

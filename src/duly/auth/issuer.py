@@ -2,14 +2,17 @@
 
 Its clients are public knowledge, which is why it refuses to start outside development:
 
-=============  ====================  ====================================================================
-client         secret                what its tokens may carry
-=============  ====================  ====================================================================
-developer      developer-secret      any scope asked for, and any ``role`` asked for (a field of our own)
-service        service-secret        any scope asked for, no role
-administrator  administrator-secret  scope ``console``, role ADMINISTRATOR
-operator       operator-secret       scope ``console``, role OPERATOR
-=============  ====================  ====================================================================
+================  =======================  ====================================================================
+client            secret                   what its tokens may carry
+================  =======================  ====================================================================
+developer         developer-secret         any scope asked for, and any ``role`` asked for (a field of our own)
+service           service-secret           any scope asked for, no role
+transfers-worker  transfers-worker-secret  scope ``internal:transfers.expire``, no role
+administrator     administrator-secret     scope ``console``, role ADMINISTRATOR
+operator          operator-secret          scope ``console``, role OPERATOR
+================  =======================  ====================================================================
+
+Whoever serves it leaves its address beside the keys, so that a command which was not told the port can sign as it.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from duly.settings import Settings
 log = structlog.get_logger("duly.issuer")
 MOUNT = "/dev-issuer"
 FILE = "issuer.json"
+URL_FILE = "issuer.url"
 KEY_BITS = 2048
 KEYS_KEPT = 3  # after a rotation the older keys are still published, so that their tokens stay valid
 AUDIENCE = "duly"
@@ -50,6 +54,32 @@ TTL_SECONDS = 3600
 LONGEST_TTL_SECONDS = 30 * 86400
 BODY_LIMIT_BYTES = 16_384
 NO_STORE = {"Cache-Control": "no-store", "Pragma": "no-cache"}
+EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::", "localhost"})  # noqa: S104 - compared with, not bound to
+_URL = re.compile(rf"http://[\w.:\[\]-]{{1,255}}:([0-9]{{1,5}}){MOUNT}")
+TOKEN_FORM = {
+    "required": True,
+    "content": {
+        "application/x-www-form-urlencoded": {
+            "schema": {
+                "type": "object",
+                "required": ["grant_type"],
+                "properties": {
+                    "grant_type": {"type": "string", "enum": ["client_credentials"]},
+                    "client_id": {"type": "string", "description": "With client_secret, unless HTTP Basic has both."},
+                    "client_secret": {"type": "string"},
+                    "scope": {"type": "string", "description": "Scopes, separated by spaces."},
+                    "role": {"type": "array", "items": {"type": "string"}, "description": "A field of our own."},
+                    "audience": {"type": "string"},
+                },
+            }
+        }
+    },
+}
+TOKEN_ANSWERS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The form, the grant or the scope is wrong (RFC 6749, section 5.2)"},
+    401: {"description": "No such client, or a wrong secret"},
+    413: {"description": "The body is too large"},
+}
 _WORD = re.compile(r"[\x21\x23-\x5B\x5D-\x7E]{1,200}")  # RFC 6749: what a scope may consist of
 
 
@@ -65,6 +95,7 @@ class Client:
 CLIENTS: Mapping[str, Client] = {
     "developer": Client("developer-secret", None, None),
     "service": Client("service-secret", None, frozenset()),
+    "transfers-worker": Client("transfers-worker-secret", frozenset({"internal:transfers.expire"}), frozenset()),
     "administrator": Client("administrator-secret", frozenset({"console"}), frozenset({"ADMINISTRATOR"})),
     "operator": Client("operator-secret", frozenset({"console"}), frozenset({"OPERATOR"})),
 }
@@ -73,8 +104,9 @@ CLIENTS: Mapping[str, Client] = {
 class Issuer:
     """Signs tokens with a key from the data directory, so that a command needs no server to sign."""
 
-    def __init__(self, url: str, path: Path) -> None:
+    def __init__(self, url: str, path: Path, *, audience: str = AUDIENCE) -> None:
         self.url = url
+        self.audience = audience
         self._path = path
         self._keys: KeySet | None = None
         self._seen: tuple[int, int] | None = None
@@ -87,7 +119,8 @@ class Issuer:
                 "the development issuer refuses to start outside development: "
                 "unset DULY_ENV, or use the tokens of your own OpenID provider"
             )
-        issuer = cls(f"http://127.0.0.1:{settings.port if port is None else port}{MOUNT}", settings.data / FILE)
+        url = find_url(settings) if port is None else make_url(settings.host, port)
+        issuer = cls(url, settings.data / FILE, audience=settings.oidc_audience)
         issuer.keys()
         return issuer
 
@@ -97,7 +130,7 @@ class Issuer:
         *,
         scopes: Iterable[str] = (),
         roles: Iterable[str] = (),
-        audience: str = AUDIENCE,
+        audience: str | None = None,
         ttl_seconds: int = TTL_SECONDS,
         client_id: str = "developer",
     ) -> str:
@@ -108,7 +141,7 @@ class Issuer:
         claims = {
             "iss": self.url,
             "sub": sub,
-            "aud": audience,
+            "aud": audience or self.audience,
             "azp": client_id,
             "typ": "Bearer",
             "jti": str(uuid7()),
@@ -134,16 +167,42 @@ class Issuer:
     def rotate(self) -> None:
         """Sign with a new key from now on; tokens of the last ones stay valid."""
         kept = self.keys().keys[: KEYS_KEPT - 1]
-        with _written(self._path, KeySet([_new_key(), *kept])) as temporary:
+        with _written(self._path, _dump(KeySet([_new_key(), *kept]))) as temporary:
             temporary.replace(self._path)
+
+    def announce(self) -> None:
+        """Leave the address for commands that sign without a server; the last one to serve is the one they find."""
+        path = self._path.with_name(URL_FILE)
+        try:
+            with _written(path, self.url) as temporary:
+                temporary.replace(path)
+        except OSError as error:
+            log.warning("issuer_url_not_written", reason=error.strerror)
 
     def public_keys(self) -> KeySetSerialization:
         """What the JWKS endpoint shows."""
         return self.keys().as_dict(private=False)
 
 
+def make_url(host: str, port: int) -> str:
+    """Where an api that listens on this host and port serves the issuer, as seen from the same machine."""
+    if host in EVERY_ADDRESS:
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}{MOUNT}" if ":" in host else f"http://{host}:{port}{MOUNT}"
+
+
+def find_url(settings: Settings) -> str:
+    """The issuer's address: on PORT if that names one, else where it was served last, else on the default port."""
+    served = _read_url(settings.data / URL_FILE)
+    port = settings.port if "port" in settings.model_fields_set else 0
+    if served is not None and port in (0, served[1]):
+        return served[0]
+    return make_url(settings.host, settings.port)
+
+
 def create_issuer_router(issuer: Issuer, *, clients: Mapping[str, Client] = CLIENTS) -> APIRouter:
-    """The endpoints of an OpenID provider, to be mounted in the api's process."""
+    """The endpoints of an OpenID provider, to be mounted in the api's process; its address is announced."""
+    issuer.announce()
     router = APIRouter(prefix=MOUNT, tags=["development issuer"])
 
     @router.get("/.well-known/openid-configuration")
@@ -165,7 +224,7 @@ def create_issuer_router(issuer: Issuer, *, clients: Mapping[str, Client] = CLIE
         """The public keys."""
         return dict(issuer.public_keys())
 
-    @router.post("/token")
+    @router.post("/token", responses=TOKEN_ANSWERS, openapi_extra={"requestBody": TOKEN_FORM})
     async def token(request: Request) -> JSONResponse:
         """A token for a client of the development set (RFC 6749, section 4.4)."""
         try:
@@ -200,7 +259,7 @@ def _grant(issuer: Issuer, client_id: str, client: Client, form: Mapping[str, li
         raise TokenError("invalid_scope", f"{client_id} may ask for: {' '.join(sorted(client.scopes))}")
     scopes = wanted or sorted(client.scopes or ())
     roles = form.get("role", []) if client.roles is None else sorted(client.roles)
-    audience = _one(form, "audience") or AUDIENCE
+    audience = _one(form, "audience") or None
     try:
         signed = issuer.sign(
             f"service-account-{client_id}", scopes=scopes, roles=roles, audience=audience, client_id=client_id
@@ -269,7 +328,7 @@ def _words(values: Iterable[str], kind: str) -> list[str]:
     return words
 
 
-# -- the key's file ----------------------------------------------------------------------------
+# -- the files ---------------------------------------------------------------------------------
 
 
 def _new_key() -> RSAKey:
@@ -286,18 +345,32 @@ def _read(path: Path) -> KeySet:
 def _write_new(path: Path, keys: KeySet) -> None:
     """Make the file unless another process just did; nobody ever sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _written(path, keys) as temporary, contextlib.suppress(FileExistsError):
+    with _written(path, _dump(keys)) as temporary, contextlib.suppress(FileExistsError):
         os.link(temporary, path)
         log.info("issuer_key_made", kid=keys.keys[0].kid)
 
 
+def _dump(keys: KeySet) -> str:
+    return json.dumps(keys.as_dict(private=True))
+
+
+def _read_url(path: Path) -> tuple[str, int] | None:
+    """The address and its port, if there is one that can be used."""
+    try:
+        url = path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    match = _URL.fullmatch(url)
+    return (url, int(match[1])) if match else None
+
+
 @contextlib.contextmanager
-def _written(path: Path, keys: KeySet) -> Iterator[Path]:
+def _written(path: Path, content: str) -> Iterator[Path]:
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # made with mode 0600
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "w") as file:
-            json.dump(keys.as_dict(private=True), file)
+            file.write(content)
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)

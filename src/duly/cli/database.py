@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
+from duly.app import Duly, Migrations
 from duly.cli.home import database_address
 from duly.cli.process import begin, open_database, run_async
 from duly.db import safe_dsn
+from duly.errors import Refused
 from duly.runtime import preflight
 from duly.runtime.discover import find_app
-from duly.runtime.migrate import downgrade
+from duly.runtime.migrate import ENGINE_MIGRATIONS, downgrade
 from duly.runtime.migrate import migrate as upgrade
 from duly.runtime.preflight import Findings
 from duly.settings import Settings
@@ -26,17 +28,26 @@ def register(app: typer.Typer) -> None:
 def migrate(
     to: Annotated[str, typer.Option(help="The revision to go to; the newest, or with --down one back.")] = "",
     down: Annotated[bool, typer.Option("--down", help="Go back. What newer revisions added is dropped.")] = False,
+    app: Annotated[str | None, typer.Option(help="The application (DULY_APP).")] = None,
+    own: Annotated[bool, typer.Option("--own", help="With --to or --down: the application's schema.")] = False,
 ) -> None:
-    """Bring the database's schema to what this code was written for."""
-    settings = begin()
+    """Bring the database to what this code was written for: the engine's schema, then the application's."""
+    settings = begin(app=app)
     with database_address(settings) as dsn:
-        if down:
-            downgrade(dsn, to or "-1")
-        else:
-            upgrade(dsn, to or "head")
+        for target in _targets(find_app(settings.app), everything=not (to or down), own=own):
+            (downgrade if down else upgrade)(
+                dsn, to or ("-1" if down else "head"), directory=target.directory, table=target.table
+            )
     typer.echo(
         f"migrated {'down' if down else 'up'} to {to or ('one revision back' if down else 'the newest revision')}"
     )
+
+
+def _targets(app: Duly, *, everything: bool, own: bool) -> list[Migrations]:
+    if own and not app.migrations:
+        raise Refused("this application has no schema of its own: leave --own out")
+    engine = [Migrations(ENGINE_MIGRATIONS, "schema_version")]
+    return engine + app.migrations if everything else (app.migrations if own else engine)
 
 
 def doctor(app: Annotated[str | None, typer.Option(help="The application (DULY_APP).")] = None) -> None:
@@ -60,4 +71,4 @@ def doctor(app: Annotated[str | None, typer.Option(help="The application (DULY_A
 
 async def _examine(dsn: str, settings: Settings) -> Findings:
     async with open_database(dsn, settings) as db:
-        return await preflight.examine(db)
+        return await preflight.examine(db, find_app(settings.app))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -13,7 +15,7 @@ from duly.cli.home import database_address, sole_tenant
 from duly.cli.process import begin, bind, open_database, run_async, run_forever, run_once
 from duly.runtime import preflight
 from duly.runtime.discover import find_app
-from duly.runtime.migrate import migrate
+from duly.runtime.migrate import migrate_all
 from duly.runtime.supervisor import run_processes, stop_on_signals
 from duly.settings import Settings
 
@@ -32,8 +34,9 @@ def up(app: App = None) -> None:
     """Start everything in one process: PostgreSQL unless you have one, api, worker, relay, scheduler."""
     settings = begin(app=app)
     with bind(settings) as listener, sole_tenant(settings), database_address(settings) as dsn:
-        migrate(dsn)
-        run_async(run_forever(dsn, settings, DUTIES, listener=listener))
+        migrate_all(dsn, find_app(settings.app))
+        with_samples = settings.env == "development" and settings.wants_embedded()
+        run_async(run_forever(dsn, settings, DUTIES, listener=listener, with_samples=with_samples))
 
 
 def api(app: App = None) -> None:
@@ -71,23 +74,36 @@ def scheduler(app: App = None, once: Once = False) -> None:
 
 
 def _run_duty(kind: str, settings: Settings, *, once: bool) -> None:
-    with database_address(settings) as dsn:
-        run_async(run_once(dsn, settings, kind) if once else run_forever(dsn, settings, [kind]))
+    with contextlib.ExitStack() as held:
+        health = None
+        if settings.health_port and not once:
+            health = held.enter_context(bind(settings, port=settings.health_port))
+        dsn = held.enter_context(database_address(settings))
+        if once:
+            run_async(run_once(dsn, settings, kind))
+        else:
+            run_async(run_forever(dsn, settings, [kind], listener=health, serves_routes=False))
 
 
 async def _check(dsn: str, settings: Settings) -> None:
     """What every child would refuse is refused once, by the parent."""
-    find_app(settings.app)
+    app = find_app(settings.app)
     async with open_database(dsn, settings) as db:
-        await preflight.check(db)
+        await preflight.check(db, app)
 
 
 async def _run_workers(settings: Settings) -> int:
     stop = asyncio.Event()
     with stop_on_signals(stop):
         return await run_processes(
-            settings.processes, _child_command(settings), grace_seconds=settings.shutdown_grace_seconds, stop=stop
-        )
+            settings.processes, _child_command(settings), grace_seconds=settings.shutdown_grace_seconds, stop=stop,
+            env_of=functools.partial(_child_environment, settings),
+        )  # fmt: skip
+
+
+def _child_environment(settings: Settings, number: int) -> dict[str, str]:
+    """Each child serves its health on a port of its own."""
+    return {"DULY_HEALTH_PORT": str(settings.health_port + number)} if settings.health_port else {}
 
 
 def _child_command(settings: Settings) -> Sequence[str]:

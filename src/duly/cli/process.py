@@ -15,11 +15,12 @@ import structlog
 import typer
 
 from duly.auth.issuer import MOUNT, Issuer, create_issuer_router
+from duly.auth.setup import create_verifier
 from duly.console.app import mount_console
 from duly.db import Database
 from duly.duty import Duty
 from duly.errors import Refused
-from duly.http.api import create_api
+from duly.http.api import create_api, create_health_api
 from duly.runtime import preflight
 from duly.runtime.discover import find_app
 from duly.runtime.supervisor import Supervisor, create_server, stop_on_signals, watch_parent
@@ -76,19 +77,20 @@ async def open_database(dsn: str, settings: Settings) -> AsyncIterator[Database]
         await db.close()
 
 
-def bind(settings: Settings) -> socket.socket:
+def bind(settings: Settings, *, port: int | None = None) -> socket.socket:
     """Take the port before anything else starts, and listen, so that nobody else can take it."""
+    wanted, variable = (settings.port, "PORT") if port is None else (port, "DULY_HEALTH_PORT")
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    taken = socket.socket(family)
+    taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio sets no TCP_NODELAY
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        taken.bind((settings.host, settings.port))
+        taken.bind((settings.host, wanted))
         taken.listen(BACKLOG)
     except OSError as error:
         taken.close()
         raise Refused(
-            f"port {settings.port} on {settings.host} cannot be used ({error.strerror}): "
-            "stop what uses it, or set PORT to another one"
+            f"port {wanted} on {settings.host} cannot be used ({error.strerror}): "
+            f"stop what uses it, or set {variable} to another one"
         ) from error
     return taken
 
@@ -100,30 +102,40 @@ async def run_once(dsn: str, settings: Settings, kind: str) -> None:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with open_database(dsn, settings) as db:
-        await preflight.check(db)
+        await preflight.check(db, app)
         await app.prepare(db)
         cycle = await create_duty(kind, db, app).run_once()
     typer.echo(json.dumps({"duty": kind, "done": cycle.done, **cycle.facts}, default=str))
 
 
 async def run_forever(
-    dsn: str, settings: Settings, kinds: Sequence[str], *, listener: socket.socket | None = None
+    dsn: str,
+    settings: Settings,
+    kinds: Sequence[str],
+    *,
+    listener: socket.socket | None = None,
+    serves_routes: bool = True,
+    with_samples: bool = False,
 ) -> None:
-    """Run these duties, and an HTTP server where there is a listening socket, until a signal."""
+    """Run these duties until a signal; where there is a listening socket, serve the API on it, or health alone."""
     watch_parent(grace_seconds=settings.shutdown_grace_seconds)
     app = find_app(settings.app)
     stop = asyncio.Event()
     with stop_on_signals(stop):
         async with open_database(dsn, settings) as db:
-            await preflight.check(db)
+            await preflight.check(db, app)
             await app.prepare(db)
+            if with_samples and app.samples is not None:
+                await db.run(app.samples)
             wakeup = Wakeup(db) if kinds else None
             duties = [create_duty(kind, db, app, wakeup) for kind in kinds]
-            server = None
-            if listener is not None:
+            server, announcing = None, None
+            if listener is not None and serves_routes:
                 api = build_api(db, duties, settings, app, port=listener.getsockname()[1])
                 server = create_server(api, settings)
                 announcing = asyncio.create_task(_announce(api, server, listener, stop))
+            elif listener is not None:
+                server = create_server(create_health_api(db, duties, settings, app), settings)
             supervisor = Supervisor(
                 db,
                 duties,
@@ -133,7 +145,7 @@ async def run_forever(
                 sockets=[listener] if listener else [],
             )
             await supervisor.run(stop)
-            if listener is not None:
+            if announcing is not None:
                 await announcing
 
 
@@ -152,12 +164,14 @@ def create_duty(kind: str, db: Database, app: Duly, wakeup: Wakeup | None = None
 
 def build_api(db: Database, duties: Sequence[Duty], settings: Settings, app: Duly, *, port: int) -> FastAPI:
     """The application's API; in development the console and the issuer are served beside it."""
-    api = create_api(db, duties, settings, app)
-    if settings.env == "development":
+    issuer = Issuer.open(settings, port=port) if settings.env == "development" else None
+    verifier = create_verifier(settings, issuer_url=issuer.url if issuer else None) if app.routers else None
+    api = create_api(db, duties, settings, app, verifier=verifier)
+    if issuer is not None:
         if settings.host not in LOOPBACK:
             log.warning("development_is_reachable", host=settings.host)
         mount_console(api, db, settings)
-        api.include_router(create_issuer_router(Issuer.open(settings, port=port)))
+        api.include_router(create_issuer_router(issuer))
         api.state.links["issuer"] = f"{MOUNT}/.well-known/openid-configuration"
     return api
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, LiteralString
 import psycopg
 import typer
 
-from duly.auth.issuer import AUDIENCE, TTL_SECONDS, Issuer
+from duly.auth.issuer import TTL_SECONDS, Issuer
 from duly.cli.home import database_address
 from duly.cli.process import begin
 from duly.db import normal_dsn
@@ -38,7 +38,7 @@ def token(
     scope: Annotated[list[str] | None, typer.Option(help="Scopes, separated by spaces or repeated.")] = None,
     role: Annotated[list[str] | None, typer.Option(help="A role; repeat it for more.")] = None,
     ttl: Annotated[int, typer.Option(help="Seconds until it expires.")] = TTL_SECONDS,
-    aud: Annotated[str, typer.Option(help="The audience.")] = AUDIENCE,
+    aud: Annotated[str | None, typer.Option(help="The audience; DULY_OIDC_AUDIENCE if left out.")] = None,
 ) -> None:
     """Print a token of the development issuer."""
     issuer = Issuer.open(begin())

@@ -1,1 +1,9 @@
-"""The HTTP face: the application's routes, and what an operator and a probe ask of every process."""
+"""The HTTP face: one commit for each request, idempotency keys, problems, correlation; and what operators ask.
+
+On any FastAPI application: ``install(api, db)``, then routes of a ``Router`` that ask for a ``RequestTx``.
+"""
+
+from duly.http.install import install
+from duly.http.transactions import RequestTx, Router
+
+__all__ = ["RequestTx", "Router", "install"]

@@ -6,15 +6,17 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from duly.app import Duly
+from duly.auth.tokens import Verifier
 from duly.db import Database
 from duly.duty import Duty
 from duly.http.health import Readiness, create_health_router
+from duly.http.install import install
 from duly.settings import Settings
 
 HERE = Path(__file__).parent
@@ -35,35 +37,47 @@ FIRST_LINKS = {
 _templates = Environment(loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined)
 
 
-class HasRouters(Protocol):
-    """As much of an application as its HTTP face needs."""
-
-    @property
-    def routers(self) -> Sequence[APIRouter]:
-        """The routes to serve."""
-
-
-def create_api(db: Database, duties: Sequence[Duty], settings: Settings, app: HasRouters) -> FastAPI:
+def create_api(
+    db: Database, duties: Sequence[Duty], settings: Settings, app: Duly, *, verifier: Verifier | None = None
+) -> FastAPI:
     """A FastAPI that serves the application; routes find ``db`` and ``settings`` in ``request.app.state``.
 
     Whoever mounts more adds to ``state.links``, and the front page shows it.
     """
-    readiness = Readiness(db, duties)
+    readiness = Readiness(db, duties, app.migrations)
 
     @contextlib.asynccontextmanager
     async def lifespan(_api: FastAPI) -> AsyncIterator[None]:
         yield
         await readiness.close()
+        if verifier is not None:
+            await verifier.close()
 
     api = FastAPI(title="duly", version=version("duly"), lifespan=lifespan)
-    api.state.db = db
+    install(api, db, body_bytes=settings.body_bytes)
     api.state.settings = settings
+    api.state.verifier = verifier
     api.state.readiness = readiness
     api.state.links = dict(FIRST_LINKS)
     api.include_router(create_health_router(readiness))
     api.include_router(_create_front_router())
     for router in app.routers:
         api.include_router(router)
+    return api
+
+
+def create_health_api(db: Database, duties: Sequence[Duty], settings: Settings, app: Duly) -> FastAPI:
+    """What a process without routes serves: its health and its numbers."""
+    readiness = Readiness(db, duties, app.migrations)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_api: FastAPI) -> AsyncIterator[None]:
+        yield
+        await readiness.close()
+
+    api = FastAPI(title="duly", version=version("duly"), lifespan=lifespan, openapi_url=None)
+    install(api, db, body_bytes=settings.body_bytes)
+    api.include_router(create_health_router(readiness))
     return api
 
 

@@ -17,6 +17,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from duly.app import Migrations
 from duly.clock import monotonic
 from duly.db import Database
 from duly.duty import Duty
@@ -27,7 +28,7 @@ ANSWER_SECONDS = 2.0
 GAUGES_SECONDS = 5.0
 RETRY_AFTER_SECONDS = 2
 MIGRATIONS = Path(__file__).parents[1] / "migrations"
-READ_REVISION = "SELECT version_num FROM duly.schema_version"
+READ_REVISION = "SELECT version_num FROM duly.%s"  # the table's name comes from the code
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,11 @@ class Check:
 class Readiness:
     """Asks the database on a connection of its own, so that a busy pool does not look like an outage."""
 
-    def __init__(self, db: Database, duties: Sequence[Duty]) -> None:
+    def __init__(self, db: Database, duties: Sequence[Duty], own: Sequence[Migrations] = ()) -> None:
         self._db = db
         self._duties = duties
+        self._schemas = {"schema": Migrations(MIGRATIONS, "schema_version")}
+        self._schemas |= {migrations.table.replace("_version", ""): migrations for migrations in own}
         self._connection: Any = None
         self._asking: asyncio.Task[dict[str, Check]] | None = None
         self._gauges_at = float("-inf")
@@ -85,30 +88,34 @@ class Readiness:
         return found
 
     async def _look_at_database(self) -> dict[str, Check]:
+        found = {"database": Check(True, "answers")}
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                revision = await self._read_revision()
-        except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
-            revision = None
+                for name, migrations in self._schemas.items():
+                    revision = await self._read_revision(migrations.table)
+                    found[name] = judge_revision(revision, migrations.directory)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
             self._hang_up()
             late = isinstance(error, TimeoutError)
             reason = f"no answer within {ANSWER_SECONDS:g} s" if late else f"away ({type(error).__name__})"
             return {"database": Check(False, reason)}
-        return {"database": Check(True, "answers"), "schema": judge_revision(revision)}
+        return found
 
-    async def _read_revision(self) -> str | None:
+    async def _read_revision(self, table: str) -> str | None:
         if self._connection is None or self._connection.is_closed():
             self._connection = await self._db.connect(
                 application="duly-health", statement_timeout_seconds=ANSWER_SECONDS
             )
-        revision: str | None = await self._connection.fetchval(READ_REVISION)
+        try:
+            revision: str | None = await self._connection.fetchval(READ_REVISION % table)
+        except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+            return None
         return revision
 
 
-def judge_revision(revision: str | None) -> Check:
+def judge_revision(revision: str | None, directory: Path = MIGRATIONS) -> Check:
     """Whether this code works on that schema; a newer one only expands, so the last release runs on it."""
-    head, known = _revisions()
+    head, known = _revisions(directory)
     if revision == head:
         return Check(True, "current")
     if revision is None:
@@ -119,8 +126,8 @@ def judge_revision(revision: str | None) -> Check:
 
 
 @cache
-def _revisions() -> tuple[str | None, frozenset[str]]:
-    scripts = ScriptDirectory(str(MIGRATIONS))
+def _revisions(directory: Path) -> tuple[str | None, frozenset[str]]:
+    scripts = ScriptDirectory(str(directory))
     return scripts.get_current_head(), frozenset(script.revision for script in scripts.walk_revisions())
 
 

@@ -85,14 +85,14 @@ class Runner:
         origin = Origin(first.correlation_id, first.event_id or first.execution_id, first.traceparent)
         with originating(origin):
             if not tracing():
-                return await self._dispatch(handler, jobs)
+                return self._ended(await self._dispatch(handler, jobs))
             attributes: dict[str, str | int] = {
                 "duly.job.name": handler.name,
                 "duly.job.id": first.id,
                 "duly.jobs": len(jobs),
             }
             with span(f"run {handler.name}", kind=SpanKind.CONSUMER, parent=first.traceparent, attributes=attributes):
-                return await self._dispatch(handler, jobs)
+                return self._ended(await self._dispatch(handler, jobs))
 
     async def _dispatch(self, handler: Handler, jobs: Sequence[Job]) -> Result:
         if handler.batch > 1:
@@ -110,7 +110,7 @@ class Runner:
         except LeaseLost:
             return Result(lost=[job])
         except OutcomeUnknown:
-            return await self._look_up(job, began)
+            return await self._look_up(handler, job, began)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; retry.py decides what follows
             return Result([self._failed(job, handler, error, monotonic() - began)])
 
@@ -129,14 +129,15 @@ class Runner:
     async def _note_consumed(self, handler: Handler, job: Job, settlement: Settlement, began: float) -> Result:
         """The handler did its work: write inbox row and job's end until they are written; never call it again."""
         delay = OUTAGE_BACKOFF_SECONDS[0]
-        while monotonic() - began < MAX_LOOK_UP_SECONDS:
+        deadline = monotonic() + MAX_LOOK_UP_SECONDS  # from here: the handler may have taken its time
+        while monotonic() < deadline:
             try:
                 async with self._db.transaction() as tx:
                     await handler.mark(tx, [job])
                     await self._settle(tx, [settlement])
                 return Result(committed=[settlement])
             except OutcomeUnknown:
-                found = await self._look_up(job, began)
+                found = await self._look_up(handler, job, began)
                 if not found.to_write:
                     return found
             except Exception as error:
@@ -237,7 +238,7 @@ class Runner:
                     parts.append(remaining)
             except OutcomeUnknown:
                 for job in part:
-                    result.add(await self._look_up(job, began))
+                    result.add(await self._look_up(handler, job, began))
             except Exception as error:  # noqa: BLE001 - a handler may raise anything
                 if len(part) == 1:
                     result.to_write.append(self._failed(part[0], handler, error, monotonic() - began))
@@ -288,21 +289,33 @@ class Runner:
         Within bounds: a transaction that stood idle for too long was ended for it, and one that ends its connection
         time and again is a failure too.
         """
-        times = self._releases.pop(job.id, 0) + 1
         is_outage = handler.tx_kind is not TxKind.NONE and is_database_gone(error)
-        if not is_outage or seconds > MAX_OUTAGE_RUN_SECONDS or times > MAX_RELEASES:
+        if not is_outage or seconds > MAX_OUTAGE_RUN_SECONDS or self._count_release(job) > MAX_RELEASES:
+            self._releases.pop(job.id, None)
             return settle.decide_failure(job, handler, error, seconds)
-        if len(self._releases) < MAX_REMEMBERED:
-            self._releases[job.id] = times
         log.warning("database_gone_under_handler", job_id=job.id, name=job.name)
         return Settlement(job, "released", seconds, "the database went away; nothing was written", wait=_AFTER_OUTAGE)
 
-    async def _look_up(self, job: Job, began: float) -> Result:
+    def _count_release(self, job: Job) -> int:
+        """How often the database has gone away under this job without a run that ended between."""
+        times = self._releases.pop(job.id, 0) + 1
+        while len(self._releases) >= MAX_REMEMBERED:  # the one that was released longest ago is forgotten
+            del self._releases[next(iter(self._releases))]
+        self._releases[job.id] = times
+        return times
+
+    def _ended(self, result: Result) -> Result:
+        for settlement in result.committed:
+            self._releases.pop(settlement.job.id, None)
+        return result
+
+    async def _look_up(self, handler: Handler, job: Job, began: float) -> Result:
         """COMMIT got no answer. The row itself knows, as soon as the database can be asked again."""
         delay = OUTAGE_BACKOFF_SECONDS[0]
-        while monotonic() - began < MAX_LOOK_UP_SECONDS:
+        deadline = monotonic() + MAX_LOOK_UP_SECONDS
+        while monotonic() < deadline:
             try:
-                return await self._ask(job, began)
+                return await self._ask(handler, job, began)
             except Exception as error:
                 if not is_disconnect(error):
                     raise
@@ -311,7 +324,7 @@ class Runner:
         log.error("commit_unknown", job_id=job.id, name=job.name)
         return Result(lost=[job])  # if it did not happen, its lease runs out and another worker runs it
 
-    async def _ask(self, job: Job, began: float) -> Result:
+    async def _ask(self, handler: Handler, job: Job, began: float) -> Result:
         """Still ours: it did not happen (the row lock waits while it might). Gone with our execution: it did."""
         connection = await self._db.connect(application="duly-resolve")
         try:
@@ -321,10 +334,13 @@ class Runner:
             await connection.close(timeout=2)
         if still_held:
             log.warning("commit_lost", job_id=job.id, name=job.name)
-            times = self._releases[job.id] = self._releases.pop(job.id, 0) + 1
+            seconds, message = monotonic() - began, "the connection was lost before COMMIT"
+            times = self._count_release(job)
+            if times > MAX_RELEASES:
+                del self._releases[job.id]
+                return Result([settle.decide_failure(job, handler, OutcomeUnknown(message), seconds)])
             wait = timedelta(0) if times == 1 else _AFTER_OUTAGE  # at once, but not in a tight loop
-            message = "the connection was lost before COMMIT"
-            return Result([Settlement(job, "released", monotonic() - began, message, wait=wait)])
+            return Result([Settlement(job, "released", seconds, message, wait=wait)])
         if not rows[0][0]:
             return Result(lost=[job])
         log.info("commit_confirmed", job_id=job.id, name=job.name)

@@ -6,6 +6,7 @@ from typing import Any
 
 from duly.db import Statement, Tx, fetch, request_poke
 from duly.errors import Invalid
+from duly.idempotency.sql import FORGET_KEYS
 from duly.operate import sql_maintenance as sql
 from duly.operate.alerts import resolve_idle_dead_letter_alerts
 from duly.operate.arguments import BULK_LIMIT, bulk_size
@@ -55,6 +56,18 @@ async def forget_processed_events(tx: Tx, *, days: int, batch: int = BATCH, batc
     if more:
         await _go_on(tx, "duly.forget-processed-events")
     return _forgot(plural(gone, "processed event"), more)
+
+
+async def forget_idempotency_keys(tx: Tx, *, batch: int = BATCH, batches: int = BATCHES) -> str:
+    """Forget the keys whose time is over."""
+    gone = 0
+    for _ in range(batches):
+        found = (await fetch(tx, FORGET_KEYS, batch=batch))[0][0]
+        gone += found
+        if found < batch:
+            return _forgot(plural(gone, "idempotency key"), False)
+    await _go_on(tx, "duly.forget-idempotency-keys")
+    return _forgot(plural(gone, "idempotency key"), True)
 
 
 async def forget_dead_letters(tx: Tx, *, days: int, batch: int = BULK_LIMIT) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import psycopg
 from alembic import command
@@ -26,6 +27,26 @@ LIMIT_WAITING = text("SELECT set_config('lock_timeout', '5s', false)")
 MAKE_SCHEMA = text("CREATE SCHEMA IF NOT EXISTS duly")
 
 
+class IsMigrations(Protocol):
+    """As much of ``duly.app.Migrations`` as is needed here."""
+
+    @property
+    def directory(self) -> Path:
+        """Where the scripts are."""
+
+    @property
+    def table(self) -> str:
+        """Which table says how far they ran."""
+
+
+class HasMigrations(Protocol):
+    """As much of an application as is needed here."""
+
+    @property
+    def migrations(self) -> Sequence[IsMigrations]:
+        """Its own schemas."""
+
+
 def migrate(
     dsn: str, target: str = "head", *, directory: Path = ENGINE_MIGRATIONS, table: str = "schema_version"
 ) -> None:
@@ -33,6 +54,20 @@ def migrate(
     with _connection(dsn) as connection:
         _take_turn(connection)
         command.upgrade(_config(connection, directory, table), target)
+
+
+def migrate_all(dsn: str, app: HasMigrations) -> None:
+    """The engine's schema, then the application's."""
+    migrate(dsn)
+    for own in app.migrations:
+        migrate(dsn, directory=own.directory, table=own.table)
+
+
+def check_all(dsn: str, app: HasMigrations) -> None:
+    """Refuse what ``check_schema`` refuses, for the engine and for the application."""
+    check_schema(dsn)
+    for own in app.migrations:
+        check_schema(dsn, directory=own.directory, table=own.table)
 
 
 def downgrade(

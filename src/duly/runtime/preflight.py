@@ -14,7 +14,7 @@ import structlog
 from duly.db import Database
 from duly.errors import Refused
 from duly.ids import uuid7
-from duly.runtime.migrate import check_schema
+from duly.runtime.migrate import HasMigrations, check_all, check_schema
 
 log = structlog.get_logger("duly.preflight")
 OLDEST_SERVER = 150_000
@@ -70,9 +70,9 @@ class Findings:
     server: Server | None = None
 
 
-async def check(db: Database) -> list[str]:
+async def check(db: Database, app: HasMigrations | None = None) -> list[str]:
     """Raise ``Refused`` with the first reason not to start; otherwise return the warnings."""
-    found = await examine(db)
+    found = await examine(db, app)
     if found.refusals:
         raise Refused(found.refusals[0])
     for warning in found.warnings:
@@ -80,7 +80,7 @@ async def check(db: Database) -> list[str]:
     return found.warnings
 
 
-async def examine(db: Database) -> Findings:
+async def examine(db: Database, app: HasMigrations | None = None) -> Findings:
     """Look at everything; a server that is refused is not looked at further."""
     found = Findings()
     try:
@@ -93,7 +93,7 @@ async def examine(db: Database) -> Findings:
     except Refused as error:
         found.refusals.append(str(error))
     if not found.refusals:
-        await _examine_schema(db, found)
+        await _examine_schema(db, app, found)
     return found
 
 
@@ -167,9 +167,9 @@ async def keeps_sessions(listener: Any, other: Any, *, echo_seconds: float = ECH
     return True
 
 
-async def _examine_schema(db: Database, found: Findings) -> None:
+async def _examine_schema(db: Database, app: HasMigrations | None, found: Findings) -> None:
     try:
-        await asyncio.to_thread(check_schema, db.dsn)
+        await (asyncio.to_thread(check_all, db.dsn, app) if app else asyncio.to_thread(check_schema, db.dsn))
     except Refused as error:
         found.refusals.append(str(error))
         return

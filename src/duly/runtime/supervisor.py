@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -220,22 +220,37 @@ def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
 # -- several processes ---------------------------------------------------------------------------
 
 
-async def run_processes(count: int, argv: Sequence[str], *, grace_seconds: float, stop: asyncio.Event) -> int:
+def _same_environment(_number: int) -> Mapping[str, str]:
+    return {}
+
+
+async def run_processes(
+    count: int,
+    argv: Sequence[str],
+    *,
+    grace_seconds: float,
+    stop: asyncio.Event,
+    env_of: Callable[[int], Mapping[str, str]] = _same_environment,
+) -> int:
     """Run ``count`` children of the same command until ``stop``; a child that dies is started again.
 
     Returns 0 when every child ended in time after the stop, else 1.
     """
     log.info("children_starting", count=count)
-    keepers = [asyncio.create_task(_keep_child(number, argv, stop, grace_seconds)) for number in range(count)]
+    keepers = [
+        asyncio.create_task(_keep_child(number, argv, env_of(number), stop, grace_seconds)) for number in range(count)
+    ]
     ends = await asyncio.gather(*keepers)
     return 0 if all(ends) else 1
 
 
-async def _keep_child(number: int, argv: Sequence[str], stop: asyncio.Event, grace_seconds: float) -> bool:
+async def _keep_child(
+    number: int, argv: Sequence[str], env: Mapping[str, str], stop: asyncio.Event, grace_seconds: float
+) -> bool:
     delay = RESTART_SECONDS[0]
     while not stop.is_set():
         began = monotonic()
-        child = await _spawn(argv)
+        child = await _spawn(argv, env)
         log.info("child_started", child=number, pid=child.pid)
         if await _ended_by_itself(child, stop):
             delay = RESTART_SECONDS[0] if monotonic() - began > STEADY_SECONDS else delay
@@ -247,10 +262,10 @@ async def _keep_child(number: int, argv: Sequence[str], stop: asyncio.Event, gra
     return True
 
 
-async def _spawn(argv: Sequence[str]) -> asyncio.subprocess.Process:
+async def _spawn(argv: Sequence[str], env: Mapping[str, str]) -> asyncio.subprocess.Process:
     """A child in a session of its own: Ctrl-C reaches the parent only, which tells its children once."""
     return await asyncio.create_subprocess_exec(
-        *argv, env={**os.environ, PARENT_VARIABLE: str(os.getpid())}, start_new_session=True
+        *argv, env={**os.environ, **env, PARENT_VARIABLE: str(os.getpid())}, start_new_session=True
     )
 
 

@@ -15,13 +15,14 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from duly.app import Duly
 from duly.db import Database, Statement, fetch, load_json
 from duly.jobs.handlers import Handler
 from duly.jobs.worker import Worker
 from duly.messages import EventBody
 from duly.outbox.relay import Relay
 from duly.runtime.embedded import EmbeddedPostgres
-from duly.runtime.migrate import migrate
+from duly.runtime.migrate import migrate, migrate_all
 
 TEMPLATE = "duly_template"
 MAX_DRAIN_ROUNDS = 1_000
@@ -36,6 +37,7 @@ class TestServer:
         """Not durable by default: a test database need not survive a power cut, and fsync costs most of the time."""
         parameters = () if durable else ("fsync=off", "full_page_writes=off")
         self.postgres = EmbeddedPostgres.at(directory, parameters=parameters)
+        self._templates: dict[int, str] = {}
 
     def start(self) -> None:
         """Start it and prepare the template."""
@@ -46,24 +48,40 @@ class TestServer:
         migrate(self.postgres.dsn(TEMPLATE))
         with psycopg.connect(self.postgres.dsn(TEMPLATE), autocommit=True) as connection:
             install_business_clock(connection)
+        self._templates = {}
 
     def stop(self) -> None:
         """Stop it."""
         self.postgres.stop(mode="immediate")
 
     @contextmanager
-    def database(self) -> Iterator[str]:
-        """The address of a fresh database, dropped afterwards."""
+    def database(self, app: Duly | None = None) -> Iterator[str]:
+        """The address of a fresh database, dropped afterwards; with the application's own schema, if it has one."""
         name = f"t_{uuid.uuid4().hex[:16]}"
-        with self._admin() as admin:
-            admin.execute(
-                sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(TEMPLATE))
-            )
+        self._copy(self._template_of(app), name)
         try:
             yield self.postgres.dsn(name)
         finally:
             with self._admin() as admin:
                 admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def _template_of(self, app: Duly | None) -> str:
+        if app is None or not app.migrations:
+            return TEMPLATE
+        if id(app) not in self._templates:
+            name = f"{TEMPLATE}_{len(self._templates)}"
+            with self._admin() as admin:
+                admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+            self._copy(TEMPLATE, name)
+            migrate_all(self.postgres.dsn(name), app)
+            self._templates[id(app)] = name
+        return self._templates[id(app)]
+
+    def _copy(self, template: str, name: str) -> None:
+        with self._admin() as admin:
+            admin.execute(
+                sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+            )
 
     def _admin(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self.postgres.dsn("postgres"), autocommit=True)

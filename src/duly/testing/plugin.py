@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from duly.app import Duly
 from duly.db import Database
 from duly.testing import BusinessClock, TestServer
 
@@ -25,10 +26,16 @@ def duly_server() -> Iterator[TestServer]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def duly_app() -> Duly | None:
+    """Override this to return your application: each database then has its schema, too."""
+    return None
+
+
 @pytest.fixture
-def duly_dsn(duly_server: TestServer) -> Iterator[str]:
+def duly_dsn(duly_server: TestServer, duly_app: Duly | None) -> Iterator[str]:
     """The address of a fresh, migrated database."""
-    with duly_server.database() as address:
+    with duly_server.database(duly_app) as address:
         yield address
 
 

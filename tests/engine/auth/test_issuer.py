@@ -162,6 +162,57 @@ def test_a_damaged_key_file_is_a_sentence(tmp_path: Path) -> None:
         Issuer.open(Settings(data=tmp_path))
 
 
+def test_whoever_serves_it_leaves_its_address_and_a_command_without_a_port_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E5.3: the last one to serve; a PORT that names another one is believed."""
+    monkeypatch.delenv("PORT", raising=False)
+    settings = Settings(data=tmp_path)
+    assert Issuer.open(settings).url == "http://127.0.0.1:8000/dev-issuer"
+    for port in (40001, 40002):
+        create_issuer_router(Issuer.open(settings, port=port))
+        assert Issuer.open(settings).url == f"http://127.0.0.1:{port}/dev-issuer"
+    monkeypatch.setenv("PORT", "0")
+    assert Issuer.open(Settings(data=tmp_path)).url == "http://127.0.0.1:40002/dev-issuer"
+    monkeypatch.setenv("PORT", "40001")
+    assert Issuer.open(Settings(data=tmp_path)).url == "http://127.0.0.1:40001/dev-issuer"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["issuer.json", "issuer.url"]
+
+
+@pytest.mark.parametrize("left", [b"", b"http://", b"\xff", b"http://127.0.0.1:40001/dev-issuer\n", b"https://evil/"])
+def test_an_address_that_was_not_left_by_us_is_not_used(
+    left: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PORT", raising=False)
+    (tmp_path / "issuer.url").write_bytes(left)
+    assert Issuer.open(Settings(data=tmp_path)).url == "http://127.0.0.1:8000/dev-issuer"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8001/dev-issuer"),
+        ("localhost", "http://127.0.0.1:8001/dev-issuer"),
+        ("0.0.0.0", "http://127.0.0.1:8001/dev-issuer"),
+        ("::", "http://127.0.0.1:8001/dev-issuer"),
+        ("::1", "http://[::1]:8001/dev-issuer"),
+        ("192.168.1.5", "http://192.168.1.5:8001/dev-issuer"),
+    ],
+)
+def test_its_address_is_one_that_the_server_answers_on(host: str, url: str, tmp_path: Path) -> None:
+    issuer = Issuer.open(Settings(data=tmp_path, host=host), port=8001)
+    assert issuer.url == url
+    issuer.announce()
+    assert Issuer.open(Settings(data=tmp_path, PORT=8001)).url == url  # type: ignore[call-arg]  # by its alias
+
+
+def test_a_directory_that_cannot_be_written_is_no_reason_not_to_serve(tmp_path: Path) -> None:
+    issuer = Issuer.open(Settings(data=tmp_path), port=8001)
+    (tmp_path / "issuer.url").mkdir()
+    create_issuer_router(issuer)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
 @pytest.mark.parametrize("ttl", [0, -1, 10**9])
 def test_a_token_does_not_live_for_ever(ttl: int, issuer: Issuer) -> None:
     with pytest.raises(Invalid):

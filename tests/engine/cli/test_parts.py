@@ -8,9 +8,10 @@ import signal
 import subprocess
 from pathlib import Path
 
+import httpx2
 import pytest
 
-from tests.engine.cli.commands import children_of, duly, end, is_alive, running, status, wait_until
+from tests.engine.cli.commands import children_of, duly, end, free_port, is_alive, running, status, wait_until
 from tests.support import rows, value
 
 ALIVE = "SELECT count(*) FROM duly.processes WHERE kind = 'worker' AND seen_at > clock_timestamp() - interval '20 s'"
@@ -145,3 +146,29 @@ def test_ctrl_c_at_the_terminal_reaches_each_child_once(server_env: dict[str, st
         assert all(os.getpgid(child) != os.getpgid(process.pid) for child in children_of(process.pid))
         assert end(process, signal.SIGINT) == 0
     assert "process_forced_to_end" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("part", ["worker", "relay", "scheduler"])
+def test_a_part_alone_serves_its_health_and_numbers_and_nothing_else(
+    part: str, server_env: dict[str, str], tmp_path: Path
+) -> None:
+    """E5.7: probes and scrapes reach every process, not only the api."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with running(part, env={**server_env, "DULY_HEALTH_PORT": str(port)}, log=tmp_path / "log") as process:
+        wait_until(lambda: status(f"{url}/readyz") == 200, what="/readyz is 200")
+        assert status(f"{url}/healthz") == 200
+        assert f'duly_duty_up{{duty="{part}"}} 1.0' in httpx2.get(f"{url}/metrics").text
+        for path in ("/", "/docs", "/openapi.json", "/sample", "/console", "/dev-issuer/jwks"):
+            assert status(url + path) == 404, path
+        assert end(process, signal.SIGTERM) == 0
+
+
+def test_each_of_several_worker_processes_serves_its_own(server_env: dict[str, str], tmp_path: Path) -> None:
+    port = free_port()
+    env = {**server_env, "DULY_HEALTH_PORT": str(port)}
+    with running("worker", "--processes", "2", env=env, log=tmp_path / "log"):
+        wait_until(
+            lambda: {status(f"http://127.0.0.1:{port + number}/readyz") for number in range(2)} == {200},
+            what="both are ready",
+        )

@@ -110,7 +110,7 @@ def test_a_second_signal_ends_it_at_once(env: dict[str, str], home: Path, tmp_pa
 
 def test_the_issuer_and_the_console_are_not_served_in_production(server_env: dict[str, str], tmp_path: Path) -> None:
     """E5.3: nothing of the sandbox in production."""
-    env = {**server_env, "DULY_ENV": "production"}
+    env = {**server_env, "DULY_ENV": "production", "DULY_OIDC_ISSUER": "https://id.example.com/realms/main"}
     with running("api", env=env, log=tmp_path / "log"):
         wait_ready(env)
         assert status(f"{base(env)}/dev-issuer/jwks") == 404

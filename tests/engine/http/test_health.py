@@ -79,7 +79,7 @@ def test_a_newer_schema_is_ready_and_an_unknown_past_is_not() -> None:
 async def test_a_database_that_does_not_answer_in_time_is_an_outage(
     client: httpx2.AsyncClient, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "READ_REVISION", "SELECT pg_sleep(60)::text")
+    monkeypatch.setattr(health, "READ_REVISION", "SELECT pg_sleep(60)::text -- %s")
     monkeypatch.setattr(health, "ANSWER_SECONDS", 0.3)
     answer = await client.get("/readyz")
     assert answer.json()["detail"] == "database: no answer within 0.3 s"

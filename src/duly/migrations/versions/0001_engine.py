@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from alembic import op
+from duly.migrations import run_sql
 
 revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
 
-_HERE = Path(__file__)
-
 
 def upgrade() -> None:
     """Create the schema."""
-    _execute("up")
+    run_sql(__file__, "up")
 
 
 def downgrade() -> None:
     """Drop it."""
-    _execute("down")
-
-
-def _execute(direction: str) -> None:
-    op.get_bind().exec_driver_sql(_HERE.with_name(f"0001_engine.{direction}.sql").read_text().replace("%", "%%"))
+    run_sql(__file__, "down")

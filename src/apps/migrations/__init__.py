@@ -1,0 +1,1 @@
+"""The applications' schemas, one a context, step by step."""

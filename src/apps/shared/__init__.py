@@ -1,0 +1,1 @@
+"""Values that every context uses, without any input or output."""

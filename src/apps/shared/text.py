@@ -1,0 +1,20 @@
+"""Text from outside: bounded, trimmed, and such that PostgreSQL can store it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+# Something visible, and no control characters: NUL cannot be stored, and the others forge lines wherever it is printed.
+ONE_LINE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*[^\s\x00-\x1f\x7f-\x9f\u2028\u2029][^\x00-\x1f\x7f-\x9f\u2028\u2029]*$"
+_LINES = r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*"
+SEVERAL_LINES = "^" + _LINES + r"[^\s\x00-\x1f\x7f-\x9f\u2028\u2029]" + _LINES + "$"
+
+Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200, pattern=ONE_LINE)]
+"""A name, or an identifier that somebody else chose: one line."""
+
+Prose = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=4_000, pattern=SEVERAL_LINES)]
+"""A description: several lines."""
+
+PageSize = Annotated[int, Field(ge=1, le=200)]

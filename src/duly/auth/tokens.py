@@ -1,0 +1,182 @@
+"""Verifying access tokens: RS256 JWTs of one issuer for one audience (RFC 7519, RFC 8725, RFC 9068)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from joserfc.jwk import RSAKey
+from joserfc.jws import JWSRegistry
+from joserfc.util import urlsafe_b64decode
+
+from duly.auth.challenges import invalid_token
+from duly.auth.jwks import KID_LIMIT, JwksCache
+from duly.auth.principals import Principal
+from duly.auth.strict_json import parse_object
+from duly.clock import unix_milliseconds
+
+TOKEN_LIMIT = 16_384
+NAME_LIMIT = 255  # OpenID Connect's own limit for a subject
+LATEST_SECONDS = 253_402_300_799  # the year 9999; a time in milliseconds is beyond it
+TYPES = frozenset({"jwt", "at+jwt"})
+OTHER_TOKENS = frozenset({"at_hash", "c_hash", "events"})  # claims of ID tokens and of security events
+RS256 = JWSRegistry(algorithms=["RS256"]).get_alg("RS256")  # ours, never the token's choice
+_WORD = re.compile(r"[\x21\x23-\x5B\x5D-\x7E]{1,200}")  # RFC 6749: what a scope may consist of
+
+
+def wall_seconds() -> float:
+    """Now, for comparing with a token's times: those are another machine's wall clock too."""
+    return unix_milliseconds() / 1000
+
+
+class Verifier:
+    """Turns a token into a Principal, or says why not."""
+
+    def __init__(
+        self,
+        issuer: str,
+        audience: str,
+        jwks: JwksCache,
+        *,
+        leeway_seconds: float = 30,
+        role_clients: Iterable[str] = (),
+        now: Callable[[], float] = wall_seconds,
+    ) -> None:
+        if not issuer or not issuer.isprintable() or " " in issuer or not audience:
+            raise ValueError("a verifier needs an issuer, which is a URL, and an audience")
+        self.issuer, self.audience = issuer, audience
+        self._jwks = jwks
+        self._leeway_seconds = leeway_seconds
+        self._role_clients = frozenset({audience, *role_clients})
+        self._now = now
+
+    async def verify(self, token: str) -> Principal:
+        """Who the token is for; Unauthenticated when it is not valid, Unavailable when that cannot be known."""
+        signed, header, payload, signature = _split(token)
+        key = await self._jwks.key(_check_header(header))
+        if not _is_signed(signed, signature, key):
+            raise invalid_token("the token's signature is wrong")
+        claims = _parse(payload, "the token's payload is not a JSON object")
+        self._check_claims(claims)
+        return Principal(
+            subject=_subject(claims),
+            issuer=self.issuer,
+            scopes=_scopes(claims),
+            roles=_roles(claims, self._role_clients),
+            client_id=_client_id(claims),
+        )
+
+    async def close(self) -> None:
+        """Close the key cache."""
+        await self._jwks.close()
+
+    def _check_claims(self, claims: Mapping[str, Any]) -> None:
+        if claims.get("iss") != self.issuer:
+            raise invalid_token("the token is of another issuer")
+        if claims.get("typ", "Bearer") != "Bearer" or not OTHER_TOKENS.isdisjoint(claims):
+            raise invalid_token("the token is not an access token")
+        self._check_audience(claims.get("aud"))
+        now = self._now()
+        if _time(claims, "exp", required=True) <= now - self._leeway_seconds:
+            raise invalid_token("the token has expired")
+        for name in ("nbf", "iat"):
+            if _time(claims, name, required=False) > now + self._leeway_seconds:
+                raise invalid_token("the token is not valid yet")
+
+    def _check_audience(self, audience: object) -> None:
+        audiences = audience if isinstance(audience, list) else [audience]
+        if not all(isinstance(one, str) for one in audiences) or self.audience not in audiences:
+            raise invalid_token("the token is for another audience")
+
+
+def _split(token: str) -> tuple[bytes, dict[str, Any], bytes, bytes]:
+    """What was signed, the header, the payload, the signature; nothing in it is believed yet."""
+    if len(token) > TOKEN_LIMIT:
+        raise invalid_token("the token is too long")
+    parts = token.encode("utf-8", "replace").split(b".")
+    if len(parts) == 5:
+        raise invalid_token("the token is encrypted, and only signed ones are accepted")
+    if len(parts) != 3:
+        raise invalid_token("the token is not a signed JWT")
+    try:
+        header, payload, signature = (urlsafe_b64decode(part) for part in parts)
+    except ValueError:
+        raise invalid_token("the token is not a signed JWT") from None
+    return parts[0] + b"." + parts[1], _parse(header, "the token's header is not a JSON object"), payload, signature
+
+
+def _parse(content: bytes, reason: str) -> dict[str, Any]:
+    try:
+        return parse_object(content)
+    except ValueError:
+        raise invalid_token(reason) from None
+
+
+def _check_header(header: Mapping[str, Any]) -> str:
+    """The kid, once the rest has been found harmless. Keys that a token brings along (jwk, jku, x5c) are not read."""
+    if header.get("alg") != "RS256":
+        raise invalid_token("the token is not signed with RS256")
+    if "crit" in header or "b64" in header:
+        raise invalid_token("the token uses an extension that is not supported")
+    kind = header.get("typ", "JWT")
+    if not isinstance(kind, str) or kind.lower().removeprefix("application/") not in TYPES:
+        raise invalid_token("the token is not an access token")
+    kid = header.get("kid")
+    if not isinstance(kid, str) or not 0 < len(kid) <= KID_LIMIT:
+        raise invalid_token("the token does not name the key that signed it")
+    return kid
+
+
+def _is_signed(signed: bytes, signature: bytes, key: RSAKey) -> bool:
+    RS256.check_key(key)
+    return RS256.verify(signed, signature, key)
+
+
+def _time(claims: Mapping[str, Any], name: str, *, required: bool) -> float:
+    """A NumericDate. The range also keeps out NaN, infinity, and milliseconds, with which nothing would ever expire."""
+    value = claims.get(name)
+    if name not in claims and not required:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LATEST_SECONDS:
+        raise invalid_token(f"the token's {name} is not a time in seconds")
+    return value
+
+
+def _subject(claims: Mapping[str, Any]) -> str:
+    subject = claims.get("sub")
+    if not _is_name(subject):
+        raise invalid_token("the token does not say whom it is for")
+    return str(subject)
+
+
+def _client_id(claims: Mapping[str, Any]) -> str | None:
+    client_id = claims.get("azp", claims.get("client_id"))
+    return str(client_id) if _is_name(client_id) else None
+
+
+def _is_name(value: object) -> bool:
+    """Printable also means: no control characters, and nothing that UTF-8 cannot carry."""
+    return isinstance(value, str) and 0 < len(value) <= NAME_LIMIT and value.isprintable()
+
+
+def _scopes(claims: Mapping[str, Any]) -> frozenset[str]:
+    """What ``scope`` says, or ``scp`` where there is none; of a malformed one, nothing."""
+    name = "scope" if "scope" in claims else "scp"
+    value = claims.get(name)
+    words = value.split(" ") if isinstance(value, str) else _strings(value) if name == "scp" else []
+    return frozenset(word for word in words if _WORD.fullmatch(word))
+
+
+def _roles(claims: Mapping[str, Any], clients: Iterable[str]) -> frozenset[str]:
+    """Keycloak's layout: roles of the realm, and of the clients that count."""
+    resources = claims.get("resource_access")
+    holders = [claims.get("realm_access")]
+    if isinstance(resources, dict):
+        holders += [resources.get(client) for client in clients]
+    named = (_strings(holder.get("roles")) for holder in holders if isinstance(holder, dict))
+    return frozenset(role for roles in named for role in roles if _is_name(role))
+
+
+def _strings(values: object) -> list[str]:
+    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []

@@ -1,0 +1,1 @@
+"""Idempotency keys: the same request twice has one effect and the same answer."""

@@ -1,0 +1,127 @@
+"""Every route and every kind of token (Rights, FAULTS): a route without an entry here fails the build."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+import pytest
+from fastapi.routing import iter_route_contexts
+
+from duly.auth.http import Require
+from tests.apps.conftest import Api
+
+ANYBODY = frozenset(
+    {
+        "/", "/front.css", "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/docs/oauth2-redirect",
+        "/redoc",
+        "/dev-issuer/.well-known/openid-configuration", "/dev-issuer/jwks", "/dev-issuer/token",
+    }
+)  # fmt: skip
+IN_DEVELOPMENT_ONLY = ("/console",)  # read-only, and not served in production until it has a sign-in
+
+
+@dataclass(frozen=True)
+class Right:
+    """What a route needs, and a request that is valid in every other respect."""
+
+    scope: str
+    roles: tuple[str, ...] = ()
+    lower_roles: tuple[str, ...] = ("NOBODY",)
+    body: dict[str, Any] | None = None
+    expected: frozenset[int] = field(default_factory=lambda: frozenset({200, 201, 404}))
+
+
+QUALITY = ("QUALITY_ENGINEER", "QUALITY_MANAGER")
+NEW_NC = {"supplier_id": "s", "severity": "LOW", "description": "d"}
+RIGHTS: dict[tuple[str, str], Right] = {
+    ("POST", "/ncs"): Right("quality", QUALITY, body=NEW_NC),
+    ("GET", "/ncs"): Right("quality", QUALITY),
+    ("GET", "/ncs/{nc_id}"): Right("quality", QUALITY),
+    ("PATCH", "/ncs/{nc_id}/close"): Right("quality", ("QUALITY_MANAGER",), ("QUALITY_ENGINEER",)),
+    ("POST", "/v1/products"): Right("transfers", body={"name": "Lathe"}),
+    ("GET", "/v1/products/{product_id}"): Right("transfers"),
+    ("POST", "/v1/products/{product_id}/transfers"): Right("transfers", body={"toUserId": "bob"}),
+    ("GET", "/v1/transfers/{transfer_id}"): Right("transfers"),
+    ("POST", "/v1/transfers/{transfer_id}/accept"): Right("transfers"),
+    ("POST", "/v1/transfers/{transfer_id}/reject"): Right("transfers"),
+    ("POST", "/v1/transfers/{transfer_id}/cancel"): Right("transfers"),
+    ("POST", "/v1/products/{product_id}/service-requests"): Right("transfers", body={"description": "d"}),
+    ("GET", "/v1/service-requests/{request_id}"): Right("transfers"),
+    ("GET", "/v1/notices"): Right("transfers"),
+    ("POST", "/internal/v1/transfers/expire-pending"): Right("internal:transfers.expire", body={}),
+}
+
+
+def routes_of(api: Api) -> Iterator[tuple[str, str, Any]]:
+    """Method, path and route of everything that is served."""
+    for context in iter_route_contexts(api.fastapi.routes):
+        path = str(getattr(context, "path", ""))
+        if path in ANYBODY or path.startswith(IN_DEVELOPMENT_ONLY):
+            continue
+        for method in sorted(set(getattr(context, "methods", None) or ["?"]) - {"HEAD", "OPTIONS"}):
+            yield method, path, context
+
+
+def rights_declared(dependant: Any) -> list[Require]:
+    """What the route's dependencies demand."""
+    found = [dependant.call] if isinstance(dependant.call, Require) else []
+    return found + [right for inner in dependant.dependencies for right in rights_declared(inner)]
+
+
+async def ask(api: Api, key: tuple[str, str], headers: dict[str, str]) -> httpx2.Response:
+    """A request that is right in everything but, perhaps, its token."""
+    method, template = key
+    path = "/".join(str(uuid4()) if part.startswith("{") else part for part in template.split("/"))
+    return await api.client.request(method, path, json=RIGHTS[key].body, headers=headers)
+
+
+async def test_every_route_has_an_entry_and_every_entry_a_route(api: Api) -> None:
+    assert {(method, path) for method, path, _ in routes_of(api)} == set(RIGHTS)
+
+
+async def test_what_a_route_declares_is_what_the_table_says(api: Api) -> None:
+    declared = {
+        (method, path): [(right.scope, right.roles) for right in rights_declared(context.dependant)]
+        for method, path, context in routes_of(api)
+    }
+    assert declared == {key: [(right.scope, frozenset(right.roles))] for key, right in RIGHTS.items()}
+
+
+@pytest.mark.parametrize("key", RIGHTS, ids=" ".join)
+async def test_a_route_answers_each_kind_of_token_as_it_must(api: Api, key: tuple[str, str]) -> None:
+    right = RIGHTS[key]
+    valid = api.headers("eve", right.scope, *right.roles[:1])["Authorization"]
+    other_audience = api.issuer.sign("eve", scopes=[right.scope], roles=right.roles, audience="another")
+    tampered = valid[:-6] + ("AAAAAA" if not valid.endswith("AAAAAA") else "BBBBBB")
+    refused = {
+        "no token": {},
+        "no bearer": {"Authorization": valid.removeprefix("Bearer ")},
+        "another scheme": {"Authorization": valid.replace("Bearer", "Basic")},
+        "garbage": {"Authorization": "Bearer a.b.c"},
+        "tampered": {"Authorization": tampered},
+        "another audience": {"Authorization": f"Bearer {other_audience}"},
+    }
+    for kind, headers in refused.items():
+        answer = await ask(api, key, headers)
+        assert (kind, answer.status_code) == (kind, 401)
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+        assert answer.headers["content-type"] == "application/problem+json"
+    forbidden = {
+        "wrong scope": api.headers("eve", "other", *right.roles),
+        "no scope": api.headers("eve", "", *right.roles),
+        "longer scope": api.headers("eve", right.scope + "x", *right.roles),
+    }
+    if right.roles:
+        forbidden["no role"] = api.headers("eve", right.scope)
+        forbidden["lower role"] = api.headers("eve", right.scope, *right.lower_roles)
+    for kind, headers in forbidden.items():
+        answer = await ask(api, key, headers)
+        assert (kind, answer.status_code) == (kind, 403)
+        assert 'error="insufficient_scope"' in answer.headers["www-authenticate"]
+    for role in right.roles or ("",):
+        answer = await ask(api, key, api.headers("eve", right.scope, *filter(None, [role])))
+        assert answer.status_code in right.expected, answer.text

@@ -1,0 +1,1 @@
+"""Manifests, alert rules and the image, checked without a cluster."""

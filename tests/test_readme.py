@@ -1,0 +1,44 @@
+"""The README's requests work as they are printed, against a system that ``duly up`` has started."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engine.cli.commands import ROOT, environment, free_port, running, status, wait_until
+
+SECTION = re.compile(r"### Over HTTP\n(.*?)\n### ", re.DOTALL)
+BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+
+
+def commands() -> list[str]:
+    """What a reader would type."""
+    section = SECTION.search((ROOT / "README.md").read_text())
+    assert section is not None
+    text = "".join(BLOCK.findall(section[1]))
+    return [part.strip() for part in re.split(r"^\$ ", text, flags=re.MULTILINE) if part.strip()]
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl on this machine")
+def test_the_requests_of_the_readme_work_as_printed(tmp_path: Path) -> None:
+    port = str(free_port())
+    env = environment(DULY_APP="apps.wiring:app", DULY_DATA=str(tmp_path / "data"), PORT=port)
+    typed = "\n".join(commands()).replace(".venv/bin/duly", f"{sys.executable} -m duly.cli.main")
+    script = typed.replace(":8000/", f":{port}/").replace("\ncurl ", "\necho; curl ")
+    with running("up", env=env, log=tmp_path / "log"):
+        wait_until(lambda: status(f"http://127.0.0.1:{port}/readyz") == 200, what="/readyz is 200")
+        env = {name: value for name, value in env.items() if name != "PORT"}  # a reader has not set it
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 0, done.stderr
+    made, page, accepted = (json.loads(line) for line in done.stdout.split("\n") if line.strip())
+    assert (made["supplier_id"], made["status"], made["created_by"]) == ("ACME-7", "OPEN", "mona")
+    assert [item["id"] for item in page["items"]] == [made["id"]]
+    assert (accepted["status"], accepted["toUserId"]) == ("Accepted", "bob")
