@@ -181,7 +181,7 @@ async def measure_sweep(dsn: str, token: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("TRUNCATE transfers.products, transfers.transfers, transfers.service_requests CASCADE")
         for statement in FILL.split(";"):
-            connection.execute(statement.encode(), {"rows": TRANSFERS} if "%(rows)s" in statement else None)
+            connection.execute(statement.encode(), {"rows": TRANSFERS})
         connection.execute("VACUUM ANALYZE")
         headers = {"Authorization": f"Bearer {token}"}
         url = "http://127.0.0.1:18231/internal/v1/transfers/expire-pending"

@@ -133,7 +133,7 @@ def test_what_is_due_is_found_by_status_and_time(dsn: str, generic: bool, day: d
     """T5: a handful of pages for each that is due; those that are not due are not looked at, nor are ended ones."""
     BusinessClock(dsn).freeze(day)
     with psycopg.connect(dsn, autocommit=True) as connection:
-        call = prepare(connection, store.LOCK_PRODUCTS_OF_DUE_TRANSFERS, generic, limit=str(service.EXPIRE_LIMIT))
+        call = prepare(connection, store.LOCK_PRODUCTS_OF_DUE_TRANSFERS, generic, limit=str(MANY))
         found, plan = fetch(connection, call), explain(connection, call)
         assert len(found) == due
         assert found == sorted(found)
@@ -153,7 +153,7 @@ def test_when_nothing_is_due_next_to_nothing_is_read(dsn: str, generic: bool) ->
     """T5: most hours are like this, however many are pending."""
     BusinessClock(dsn).freeze(datetime(2033, 7, 1, tzinfo=UTC))
     with psycopg.connect(dsn, autocommit=True) as connection:
-        call = prepare(connection, store.LOCK_PRODUCTS_OF_DUE_TRANSFERS, generic, limit=str(service.EXPIRE_LIMIT))
+        call = prepare(connection, store.LOCK_PRODUCTS_OF_DUE_TRANSFERS, generic, limit=str(MANY))
         assert fetch(connection, call) == []
         plan = explain(connection, call)
     assert plan.buffers <= 10, f"{plan.buffers} buffers\n{plan.text}"
@@ -169,7 +169,7 @@ async def sweep_and_undo(dsn: str) -> tuple[int, float]:
     try:
         async with db.transaction() as tx:
             began = monotonic()
-            sweep = await service.expire_pending(tx)
+            sweep = await service.expire_pending(tx, limit=MANY)
             seconds = monotonic() - began
             raise _Undone
     except _Undone:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from apps.transfers import gateways
 from apps.transfers.gateways import ExpiryClient, ExpiryFailed, ExpiryRefused, pause_seconds
+from apps.transfers.service import EXPIRE_LIMIT
 from apps.transfers.workers import expire_all
 from apps.wiring import app
 from duly.auth.setup import create_service_tokens, create_verifier
@@ -216,15 +217,16 @@ async def test_the_api_may_ask_for_a_longer_wait(api: Api, tmp_path: Path, said:
 
 
 async def test_more_than_one_call_can_take_is_asked_for_again(api: Api, dsn: str, tmp_path: Path) -> None:
-    """T3: ten thousand in one call and one commit, the header says that there is more; a new key for each call."""
-    fill(dsn, 10_020, requests=0)
+    """T3: so many in one call and one commit, the header says that there is more; a new key for each call."""
+    due = EXPIRE_LIMIT + 20
+    fill(dsn, due, requests=0)
     balancer = put_before(api)
     async with opened(tmp_path) as client:
-        assert await expire_all(client) == 10_020
+        assert await expire_all(client) == due
     assert len(set(balancer.headers("idempotency-key"))) == 2
     commits = rows(dsn, "SELECT count(*) FROM transfers.transfers GROUP BY xmin::text ORDER BY 1")
-    assert commits == [(20,), (10_000,)]
-    assert value(dsn, "SELECT count(*) FROM duly.outbox WHERE type = 'OwnershipTransferExpired'") == 10_020
+    assert commits == [(20,), (EXPIRE_LIMIT,)]
+    assert value(dsn, "SELECT count(*) FROM duly.outbox WHERE type = 'OwnershipTransferExpired'") == due
 
 
 async def test_the_rounds_are_bounded(api: Api, dsn: str, tmp_path: Path) -> None:
@@ -309,17 +311,19 @@ async def test_a_job_that_is_refused_is_a_dead_letter_at_once(api: Api, db: Data
     assert rows(dsn, query) == [("failed_for_good", "the API answered 403")]
 
 
-async def test_a_worker_without_credentials_says_so_at_once(
+async def test_a_worker_without_credentials_leaves_it_to_the_cronjob_and_says_so(
     db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T6: where only the CronJob has them, an administrator gives them to the worker too, or disables the schedule."""
+    """T6, T8: where the CronJob has the credentials, the seeded schedule makes no dead letter every hour."""
     for name, content in {"DULY_ENV": "production", "DULY_OIDC_ISSUER": "https://id.example.com/x"}.items():
         monkeypatch.setenv(name, content)
     rows(dsn, "SELECT duly.schedule('transfers.expire-pending')")
     await drain(db, app.handlers)
-    ((reason, error),) = rows(dsn, "SELECT reason, error FROM duly.dead_letters")
-    assert reason == "failed_for_good"
-    assert "DULY_CLIENT_SECRET" in error
+    assert rows(dsn, "SELECT 1 FROM duly.dead_letters") == []
+    ((outcome, message),) = rows(dsn, "SELECT outcome, message FROM duly.executions")
+    assert outcome == "cancelled"
+    assert "left to the command transfers-expire" in message
+    assert "DULY_CLIENT_SECRET" in message
 
 
 @pytest.mark.usefixtures("as_configured")

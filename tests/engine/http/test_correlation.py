@@ -156,7 +156,7 @@ trace.set_tracer_provider(provider)
 async def main():
     db = Database(os.environ["DATABASE_URL"])
     api = create_shop(db, trace_router)
-    if os.environ["FASTAPI_TRACES"] == "no":
+    if os.environ["FASTAPI_TRACES"] == "no" and hasattr(api, "_native_telemetry"):
         api._native_telemetry.config["tracing"] = False
     async with served(api) as client:
         for path in ("/traced/1?q=secret", "/traced/broken"):
