@@ -43,6 +43,9 @@ def application() -> Duly:
     @app.job("noop-tx")
     async def noop_tx(ctx: JobContext, tx: Tx) -> None: ...
 
+    @app.job("noop-group", group=100)
+    async def noop_group(ctx: JobContext, tx: Tx) -> None: ...
+
     @app.consumer("each", on="bench.each")
     async def each(event: Event, tx: Tx) -> None: ...
 
@@ -115,6 +118,12 @@ async def tx_jobs(db: Database) -> float:
     return await drain(db, TX_JOBS)
 
 
+async def group_jobs(db: Database) -> float:
+    """A hundred jobs in a transaction."""
+    await fill(db, "noop-group", JOBS)
+    return await drain(db, JOBS)
+
+
 async def raw_tx(db: Database) -> float:
     """One commit a job by hand: 10 connections, each BEGIN, the settle statement, COMMIT."""
     await fill(db, "noop", TX_JOBS)
@@ -166,6 +175,7 @@ async def copy_bulk(db: Database) -> float:
 async def truncate(db: Database) -> None:
     """Empty the queue."""
     connection = await db.connect()
+    await connection.execute("SET session_replication_role = replica")  # history refuses it otherwise
     await connection.execute("TRUNCATE duly.jobs, duly.executions, duly.outbox, duly.events, duly.processed_events")
     await connection.close()
 
@@ -243,6 +253,7 @@ async def latency(db: Database) -> list[float]:
 FIGURES: list[tuple[str, Figure, Figure | None]] = [
     ("no-op jobs, no transaction, one process", noop_jobs, raw_loop),
     ("no-op jobs, one commit each", tx_jobs, raw_tx),
+    ("no-op jobs, a hundred in a commit", group_jobs, raw_loop),
     ("bulk enqueue", enqueue_bulk, copy_bulk),
     ("relay to one consumer's queue", relay_rate, None),
     ("batch consumer (200 events a commit)", batch_consumer, None),

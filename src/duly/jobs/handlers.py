@@ -180,6 +180,12 @@ class Handler:
     limit: int | None = None
     batch: int = 1
     tx_position: int = field(default=1)
+    group: int = 1
+
+    @property
+    def unit_size(self) -> int:
+        """How many jobs share one transaction."""
+        return max(self.batch, self.group)
 
     def arguments(self, argument: Any, tx: Any) -> list[Any]:
         """The positional arguments of one call."""

@@ -31,6 +31,7 @@ _AFTER_OUTAGE = timedelta(seconds=1)
 MAX_LOOK_UP_SECONDS = 120.0
 MAX_OUTAGE_RUN_SECONDS = 55.0  # less than the limit on idle transactions
 MAX_RELEASES = 10
+MAX_GROUP_FAILURES = 5  # then each job runs by itself
 MAX_REMEMBERED = 10_000
 
 
@@ -73,17 +74,19 @@ def _tell(
 class Runner:
     """Turns claimed jobs into settlements. What it returns is still to be written; what it wrote itself is not."""
 
-    def __init__(self, db: Database, *, worker: str, progress: Callable[[int, str], None]) -> None:
+    def __init__(
+        self, db: Database, *, worker: str, progress: Callable[[int, str], None], time_limit_seconds: float = 3600.0
+    ) -> None:
         self._db = db
         self._worker = worker
         self._progress = progress
+        self._time_limit_seconds = time_limit_seconds
         self._releases: dict[int, int] = {}  # by job: how often the database went away under it, one after the other
 
     async def run(self, handler: Handler, jobs: Sequence[Job]) -> Result:
         """Run a unit."""
         first = jobs[0]
-        origin = Origin(first.correlation_id, first.event_id or first.execution_id, first.traceparent)
-        with originating(origin):
+        with originating(_origin(first)):
             if not tracing():
                 return self._ended(await self._dispatch(handler, jobs))
             attributes: dict[str, str | int] = {
@@ -97,6 +100,8 @@ class Runner:
     async def _dispatch(self, handler: Handler, jobs: Sequence[Job]) -> Result:
         if handler.batch > 1:
             return await self._run_batch(handler, jobs)
+        if len(jobs) > 1:
+            return await self._run_group(handler, jobs)
         return await self._run_single(handler, jobs[0])
 
     # -- one job ------------------------------------------------------------------------------------------------
@@ -170,7 +175,9 @@ class Runner:
             failpoint("inbox.marked")
             fresh = [job for job in jobs if job.id not in seen]
             settlements = [Settlement(job, "duplicate", 0.0, "processed before") for job in jobs if job.id in seen]
-            if fresh:
+            if len(fresh) > 1 and handler.batch == 1:
+                settlements += [await self._handle_one_of_many(handler, job, tx) for job in fresh]
+            elif fresh:
                 outcome = await self._handle(handler, fresh, tx)
                 if isinstance(outcome, Snooze | Fail):
                     await handler.unmark(tx, fresh)
@@ -181,6 +188,19 @@ class Runner:
             failpoint("worker.before_commit")
         failpoint("worker.committed")
         return settlements
+
+    async def _handle_one_of_many(self, handler: Handler, job: Job, tx: Any) -> Settlement:
+        """One job of a group: with its own origin and time limit, and its failure is told from the others'."""
+        began = monotonic()
+        try:
+            with originating(_origin(job)):
+                async with asyncio.timeout(handler.timeout_seconds or self._time_limit_seconds):
+                    outcome = await self._handle(handler, [job], tx)
+            if isinstance(outcome, Snooze | Fail):
+                await handler.unmark(tx, [job])
+        except Exception as error:
+            raise _OneOfMany(job, error, monotonic() - began) from error
+        return settle.decide(job, outcome, monotonic() - began)
 
     async def _handle(self, handler: Handler, jobs: Sequence[Job], tx: Any) -> Outcome:
         """Call the handler with its transaction in the shape that its annotation asks for."""
@@ -220,6 +240,36 @@ class Runner:
         failpoint("worker.before_settle")
         settled = await settle.write(tx, settlements, worker=self._worker)
         _check_all_ours(settlements, settled)
+
+    # -- many jobs in one transaction ---------------------------------------------------------------------------
+
+    async def _run_group(self, handler: Handler, jobs: Sequence[Job]) -> Result:
+        """One commit for all. Whoever fails is settled by itself, and the others run again without it."""
+        result = Result()
+        together = list(jobs)
+        for _ in range(MAX_GROUP_FAILURES):
+            began = monotonic()
+            try:
+                result.committed += await self._in_one_commit(handler, together, began)
+                return result
+            except _OneOfMany as failed:
+                result.to_write.append(self._failed(failed.job, handler, failed.error, failed.seconds))
+                together.remove(failed.job)
+            except LeaseLost as lost:
+                result.lost += [job for job in together if job.id in lost.args[1]]
+                together = [job for job in together if job.id not in lost.args[1]]
+            except OutcomeUnknown:
+                for job in together:
+                    result.add(await self._look_up(handler, job, began))
+                return result
+            except Exception as error:  # noqa: BLE001 - of nobody in particular: each by itself
+                log.info("group_split", name=handler.name, size=len(together), error=type(error).__name__)
+                break
+            if not together:
+                return result
+        for job in together:
+            result.add(await self._run_single(handler, job))
+        return result
 
     # -- many events in one transaction -------------------------------------------------------------------------
 
@@ -345,6 +395,18 @@ class Runner:
             return Result(lost=[job])
         log.info("commit_confirmed", job_id=job.id, name=job.name)
         return Result(committed=[Settlement(job, "done", monotonic() - began)])
+
+
+class _OneOfMany(Exception):
+    """A job of a group failed, and which."""
+
+    def __init__(self, job: Job, error: Exception, seconds: float) -> None:
+        super().__init__(str(error))
+        self.job, self.error, self.seconds = job, error, seconds
+
+
+def _origin(job: Job) -> Origin:
+    return Origin(job.correlation_id, job.event_id or job.execution_id, job.traceparent)
 
 
 def _outcome(argument: Any, returned: Any) -> Outcome:

@@ -37,7 +37,7 @@ LOOK_AROUND_SECONDS = 60.0
 
 @dataclass(eq=False)
 class Unit:
-    """What one slot runs at a time: one job, or many events of a batch consumer."""
+    """What one slot runs at a time: one job, a group of them, or many events of a batch consumer."""
 
     handler: Handler
     jobs: list[Job]
@@ -125,7 +125,10 @@ class Worker(Duty):
         self._started = True
         self._stopping = False
         self._handler_db = self.db.with_pool(self.concurrency)
-        self._runner = Runner(self._handler_db, worker=self.identity, progress=self._leases.progress)
+        self._runner = Runner(
+            self._handler_db, worker=self.identity, progress=self._leases.progress,
+            time_limit_seconds=self.time_limit_seconds,
+        )  # fmt: skip
         self._heartbeat = Heartbeat(self.db, self._leases, lease_seconds=self.lease_seconds, lost=self._lease_lost)
         self._heartbeat.start()
         spawn = asyncio.get_running_loop().create_task
@@ -252,8 +255,9 @@ class Worker(Duty):
                 self._finish([ended])
             else:
                 ready.append(job)
-        for start in range(0, len(ready), handler.batch):
-            yield Unit(handler, ready[start : start + handler.batch], limit)
+        for start in range(0, len(ready), handler.unit_size):
+            some = ready[start : start + handler.unit_size]
+            yield Unit(handler, some, limit * len(some) if handler.group > 1 else limit)
 
     async def _look_alive(self) -> None:
         """All slots are busy: ask the database now and then, so that our health is true."""
