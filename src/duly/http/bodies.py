@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from duly.errors import DulyError, Malformed
 
 MOST_LEVELS = 64
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Unreadable(HTTPException):
@@ -47,15 +47,16 @@ class KeptRequest(Request):
 
 def read_json(body: bytes) -> Any:
     """What RFC 8259 calls interoperable; ValueError, in words without values, for the rest."""
+    text = body.decode("utf-8-sig")  # left to itself, json.loads reads other encodings too, and halves of surrogates
     try:
         content = json.loads(
-            body, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite, parse_int=_whole
+            text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite, parse_int=_whole
         )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if body.count(b"[") + body.count(b"{") > MOST_LEVELS:
+    if text.count("[") + text.count("{") > MOST_LEVELS:
         _check_levels(content)
-    if _SURROGATE.search(body):
+    if _SURROGATE.search(text):
         _check_text(content)
     return content
 

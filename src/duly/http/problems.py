@@ -26,6 +26,7 @@ from duly.http.bodies import Unreadable
 log = structlog.get_logger("duly.http")
 MEDIA_TYPE = "application/problem+json"
 MOST_FAULTS = 20
+MOST_VALUES = 1_000
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,60}")
 _MESSAGE_LIMIT = 300
@@ -167,9 +168,9 @@ def translate(error: Exception) -> DulyError | None:
         return Busy("others work on the same rows: try again")
     if is_disconnect(error):
         return Unavailable("the database cannot be reached")
-    if state == "23505":
+    if state in {"23505", "23P01"}:
         return Conflict("this exists already")
-    if state[:2] == "22" or state in {"23514", "23502", "23503"}:
+    if state[:2] in {"22", "54"} or state in {"23514", "23502", "23503"}:
         return Invalid("a value cannot be stored as it was given")
     return None
 
@@ -213,10 +214,22 @@ def _fault(item: Mapping[str, Any], body: Any) -> Fault:
         steps = list(_real_steps(steps, body))
     path = "$" + "".join(_step(step) for step in steps)
     message = str(item.get("msg", "is wrong")).removeprefix("Value error, ")
-    for secret in (item.get("input"), item.get("ctx", {}).get("tag")):
-        if isinstance(secret, str | int | float) and len(str(secret)) >= _SHORTEST_SECRET:
-            message = message.replace(str(secret), "...")
+    for secret in _values([item.get("input"), item.get("ctx", {}).get("tag")]):
+        message = message.replace(secret, "...").replace(repr(secret)[1:-1], "...")
     return Fault(where, path, _writable(message[:_MESSAGE_LIMIT]))
+
+
+def _values(given: Any) -> list[str]:
+    """The texts and numbers in what was given, as a message might quote them; the first of them, if there are many."""
+    found: list[str] = []
+    left = [given]
+    while left and len(found) < MOST_VALUES:
+        one = left.pop()
+        if isinstance(one, dict | list):
+            left.extend(one.values() if isinstance(one, dict) else one)
+        elif isinstance(one, str | int | float) and len(str(one)) >= _SHORTEST_SECRET:
+            found.append(str(one))
+    return sorted(found, key=len, reverse=True)
 
 
 def _real_steps(steps: Sequence[object], body: Any) -> Iterator[object]:

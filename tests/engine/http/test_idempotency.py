@@ -8,11 +8,13 @@ from typing import Annotated
 
 import httpx2
 import pytest
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request
 from fastapi.responses import Response, StreamingResponse
 from sqlalchemy import text
 
+from duly.auth.principals import Principal
 from duly.db import Database
+from duly.errors import Forbidden
 from duly.http import RequestTx, Router, transactions
 from duly.settings import Settings
 from duly.testing import BusinessClock
@@ -233,6 +235,26 @@ async def test_another_callers_key_never_replays(shop: Client, dsn: str) -> None
     assert sorted(rows(dsn, "SELECT caller FROM orders")) == [("alice",), ("bob",), ("carol",)]
 
 
+async def test_the_caller_is_the_principal_of_the_token_where_there_is_one(dsn: str) -> None:
+    """E4.4: issuer and subject; another provider's alice is another."""
+    make_tables(dsn)
+    async with open_shop(dsn, guarded) as shop:
+        for number, issuer in enumerate(("https://a", "https://b"), 1):
+            for caller in ("x", "y"):  # what else the request says of itself does not matter
+                headers = with_key(**{"X-Issuer": issuer, "X-Caller": caller})
+                assert (await shop.post("/guarded", headers=headers)).json() == {"number": number}
+    assert sorted(rows(dsn, "SELECT caller FROM duly.idempotency_keys")) == [("https://a alice",), ("https://b alice",)]
+
+
+async def test_whoever_lost_the_right_gets_no_replay(dsn: str) -> None:
+    """E4.4: rights are checked before keys."""
+    make_tables(dsn)
+    async with open_shop(dsn, guarded) as shop:
+        assert (await shop.post("/guarded", headers=with_key(**{"X-Issuer": "https://a"}))).status_code == 200
+        refused = await shop.post("/guarded", headers=with_key(**{"X-Issuer": ""}))
+        assert (refused.status_code, "number" in refused.text) == (403, False)
+
+
 async def test_another_caller_does_not_wait_for_the_same_key(shop: Client, dsn: str) -> None:
     """E4.4."""
     with closed_door(dsn) as door:
@@ -258,6 +280,21 @@ async def test_a_key_that_cannot_be_one_is_refused(shop: Client, dsn: str, given
 async def test_a_key_of_visible_ascii_is_taken_as_it_is(shop: Client, key: str) -> None:
     answers = [await shop.post("/orders", json={}, headers=with_key(key)) for _ in range(2)]
     assert [is_replay(answer) for answer in answers] == [False, True]
+
+
+guarded = Router(prefix="/guarded", dependencies=[Depends(name_caller)])
+
+
+async def check_rights(request: Request, x_issuer: Annotated[str, Header()]) -> None:
+    """A token, for want of one."""
+    if not x_issuer:
+        raise Forbidden("not any more")
+    request.state.principal = Principal("alice", x_issuer, frozenset(), frozenset(), None)
+
+
+@guarded.post("", dependencies=[Depends(check_rights)])
+async def place_guarded(request: Request, tx: RequestTx) -> dict[str, int]:
+    return {"number": await add_order(tx, request, "a")}
 
 
 # -- time to live -----------------------------------------------------------------------------------------------------

@@ -7,10 +7,12 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import httpx2
 import pytest
 
+import duly.db
 from duly.db import Database
 from duly.settings import Settings
 from tests.engine.http.serving import served
@@ -214,6 +216,24 @@ async def test_without_a_key_and_a_database_that_stays_away_for_a_moment_it_is_l
         assert (wire.cuts, wire.refuse_after_cut) == (1, 0)
         assert answer.status_code == 201
     assert effects(dsn) == ONE
+
+
+@either_cut
+async def test_without_a_key_and_a_database_that_does_not_come_back_the_outcome_is_said_to_be_unknown(
+    dsn: str, cut: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E5.6: 503, neither a failure nor a success, and it is not tried again: that could be a second effect."""
+    make_tables(dsn)
+    in_no_time = SimpleNamespace(**{**vars(asyncio), "sleep": lambda _seconds: asyncio.sleep(0)})
+    async with breaking_wire(dsn) as wire, shop_behind(wire) as shop:
+        monkeypatch.setattr(duly.db, "asyncio", in_no_time)  # between its looks at the database, half a minute in all
+        wire.refuse_after_cut = 1_000
+        wire.cut_next = cut
+        answer = await shop.post("/orders", json={"sku": "a"})
+        assert (answer.status_code, answer.json()["type"]) == (503, "urn:duly:problem:outcome-unknown")
+        assert answer.headers["retry-after"]
+    assert effects(dsn) == (ONE if cut == "reply" else NONE)
+    assert value(dsn, "SELECT last_value FROM orders_id_seq") == 1
 
 
 @either_cut

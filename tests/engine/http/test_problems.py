@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import random
 from collections.abc import AsyncIterator, Iterator
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import httpx2
 import pytest
 from fastapi import APIRouter, FastAPI, Header, HTTPException, Query
-from pydantic import BaseModel, Field, Json, field_validator
+from pydantic import BaseModel, Field, Json, field_validator, model_validator
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
@@ -59,6 +60,13 @@ class Everything(BaseModel):
     number: int = 0
     anything: Any = None
 
+    @model_validator(mode="after")
+    def quote_all(self) -> Self:
+        """And over the whole."""
+        if isinstance(self.anything, dict):
+            raise ValueError(f"we do not like {self.anything} either")
+        return self
+
     @field_validator("checked")
     @classmethod
     def quote_it(cls, given: str) -> str:
@@ -88,10 +96,12 @@ STATEMENTS = {
     "json": "SELECT CAST(CAST(:given AS text) AS jsonb)",
     "duplicate": "INSERT INTO stock VALUES (:given, 1), (:given, 1)",
     "check": "INSERT INTO stock VALUES (:given, -1)",
+    "indexed": "INSERT INTO stock VALUES (:given, 1)",
     "missing": "INSERT INTO stock VALUES (:given, NULL)",
     "division": "SELECT length(:given) / 0",
     "syntax": "SELECT FROM WHERE :given",
     "no table": "SELECT :given FROM nowhere",
+    "excluded": "INSERT INTO rooms VALUES (:given, '[1,3)'), (:given, '[2,4)')",
     "raised": "DO $$ BEGIN RAISE EXCEPTION 'it said canary-7f3a9'; END $$",
 }
 
@@ -240,6 +250,9 @@ UNREADABLE = {
     "minus infinity": b'{"anything": -Infinity}',
     "an infinite number": b'{"anything": 1e400}',
     "half a pair": b'{"anything": "\\ud800"}',
+    "half a pair in bytes": b'{"anything": "\xed\xa0\x80"}',
+    "half a pair in another encoding": '{"anything": "\\ud800"}'.encode("utf-16-le"),
+    "another encoding": '{"anything": 1}'.encode("utf-32"),
     "half a pair as a name": b'{"a\\uDFFF": 1}',
     "a member twice": b'{"anything": 1, "anything": 2}',
     "a member twice, below": b'{"anything": [{"a": 1, "a": 1}]}',
@@ -265,10 +278,11 @@ async def test_a_body_that_cannot_be_read_is_400(shop: Client, body: bytes, key:
         b'{"anything": [' + b",".join([b"{}"] * 200) + b"]}",
         b'{"anything": "\\ud834\\udd1e"}',
         b'{"anything": "\\u0000"}',
+        b'\xef\xbb\xbf{"anything": "\xc3\xa9"}',
         b'{"anything": ' + b"9" * 4000 + b"}",
         b'{"anything": [1.50, -0.0, 1e300, true, null, "[[{{"]}',
     ],
-    ids=["64 levels", "many of few levels", "a whole pair", "NUL", "4000 digits", "plain"],
+    ids=["64 levels", "many of few levels", "a whole pair", "NUL", "a byte order mark", "4000 digits", "plain"],
 )
 async def test_what_is_json_is_read(shop: Client, body: bytes) -> None:
     answer = await shop.post("/problems/everything", content=body, headers=JSON)
@@ -280,7 +294,9 @@ async def test_what_is_json_is_read(shop: Client, body: bytes) -> None:
     [
         ("text", "a\x00b"), ("text", 5), ("number", 10**400), ("number", "x"), ("json", '"\\u0000"'), ("json", "{"),
         ("uuid", "x"), ("check", "c"), ("missing", "c"), ("division", "c"),
+        ("indexed", random.Random(1).randbytes(9_000).hex()),
     ],
+    ids=lambda given: repr(given)[:12],
 )  # fmt: skip
 async def test_what_cannot_be_stored_is_422(shop: Client, how: str, given: Any) -> None:
     """E5.5: NUL in text, a number too large, a value that a constraint forbids: never 500."""
@@ -288,9 +304,11 @@ async def test_what_cannot_be_stored_is_422(shop: Client, how: str, given: Any) 
     check_problem(answer, 422, "invalid")
 
 
-async def test_a_unique_violation_that_nobody_foresaw_is_409(shop: Client, dsn: str) -> None:
+@pytest.mark.parametrize("how", ["duplicate", "excluded"])
+async def test_a_unique_violation_that_nobody_foresaw_is_409(shop: Client, dsn: str, how: str) -> None:
     """E5.5: and nothing of the statement stays."""
-    check_problem(await shop.post("/problems/store/duplicate", json={"given": "c"}), 409, "conflict")
+    rows(dsn, "CREATE TABLE rooms (name text, days int4range, EXCLUDE USING gist (days WITH &&))")
+    check_problem(await shop.post(f"/problems/store/{how}", json={"given": "c"}), 409, "conflict")
     assert rows(dsn, "SELECT count(*) FROM stock") == [(2,)]
 
 
@@ -376,7 +394,7 @@ async def test_no_error_of_the_database_repeats_a_value(shop: Client, logs: list
     [
         {"id": CANARY}, {"zone": CANARY}, {"number": CANARY}, {"checked": CANARY}, {"parsed": CANARY},
         {"pet": {"kind": CANARY}}, {"plain": {"kind": CANARY}}, {"lines": [{"sku": CANARY, "amount": CANARY}]},
-        {"by_name": {"a": CANARY}}, CANARY, [CANARY],
+        {"by_name": {"a": CANARY}}, CANARY, [CANARY], {"anything": {"a": [CANARY, {"b": CANARY + "\n'\u2028"}]}},
     ],
 )  # fmt: skip
 async def test_a_wrong_value_is_not_repeated(shop: Client, logs: list[Any], body: Any) -> None:

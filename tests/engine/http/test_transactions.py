@@ -17,6 +17,7 @@ import httpx2
 import pytest
 from fastapi import Depends, Request
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
 from duly.db import Database
@@ -106,6 +107,15 @@ async def raise_it(what: str, request: Request, tx: RequestTx) -> None:
         raise RuntimeError("while handling it") from None
 
 
+@router.post("/swallow")
+async def swallow(request: Request, tx: RequestTx) -> str:
+    """It should have used a savepoint."""
+    await add_order(tx, request, "a")
+    with contextlib.suppress(DBAPIError):
+        await tx.execute(text("SELECT 1 / 0"))
+    return "all is well"
+
+
 async def hold() -> AsyncIterator[str]:
     """A dependency that can be open once at a time, as a lock or a file would be."""
     assert not open_dependencies
@@ -119,10 +129,11 @@ async def hold() -> AsyncIterator[str]:
 @router.post("/held")
 async def use_held(request: Request, tx: RequestTx, held: Annotated[str, Depends(hold)]) -> dict[str, str]:
     ran.append("held")
+    body = b"".join([piece async for piece in request.stream()])
     await add_order(tx, request, "a")
     if len(ran) == 1:
         await tx.execute(text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$"))
-    return {"held": held, "body": (b"".join([piece async for piece in request.stream()])).decode()}
+    return {"held": held, "body": body.decode()}
 
 
 @pytest.fixture(autouse=True)
@@ -188,6 +199,14 @@ async def test_what_only_commit_finds_out_is_an_answer_too(shop: Client, dsn: st
     for headers in ({}, {"Idempotency-Key": "k"}):
         assert (await shop.post("/orders", json={"sku": "a"}, headers=headers)).status_code == 409
     assert (effects(dsn), keys(dsn)) == (ONE, 0)
+
+
+@pytest.mark.parametrize("keyed", [True, False], ids=["key", "no key"])
+async def test_an_error_of_the_database_cannot_be_swallowed_into_a_success(shop: Client, dsn: str, keyed: bool) -> None:
+    """E5.6: PostgreSQL turns the COMMIT of a failed transaction into a ROLLBACK without a word; we notice."""
+    answer = await shop.post("/tx/swallow", headers=headers_of(1, keyed))
+    assert answer.status_code == 500
+    assert (effects(dsn), keys(dsn)) == (NONE, 0)
 
 
 # -- lost races -------------------------------------------------------------------------------------------------------
