@@ -18,7 +18,11 @@ MAKE_OLD = text("""
 UPDATE transfers.transfers SET created_at = old.moment, updated_at = old.moment
 FROM (SELECT duly.now() - interval '73 hours' AS moment) AS old WHERE id = :id
 """)
-FIND_OPEN = text("SELECT id FROM quality.nonconformities WHERE status = 'OPEN' ORDER BY id LIMIT 1")
+FIND_OPEN = text("""
+SELECT id FROM quality.nonconformities WHERE status = 'OPEN' AND created_by = 'sample-engineer' ORDER BY id LIMIT 1
+""")
+COUNT_ALL = text("SELECT count(*) FROM quality.nonconformities")
+MOST_ROWS = 2_000
 FINDINGS = [
     ("ACME-7", Severity.HIGH, "Burrs on the flange, lot 4711"),
     ("ACME-7", Severity.LOW, "Label in the wrong language"),
@@ -35,6 +39,8 @@ def register(app: Duly) -> None:
 
     @app.job("samples.live", max_retries=0)
     async def live(ctx: JobContext, tx: Tx) -> Done:
+        if (await tx.execute(COUNT_ALL)).scalar_one() >= MOST_ROWS:
+            return Done("there are enough of them")
         supplier, severity, description = random.choice(FINDINGS)  # noqa: S311 - sample data
         nc = await quality.create_nc(
             tx, supplier_id=supplier, severity=severity, description=description, actor="sample-engineer"

@@ -8,6 +8,8 @@ from pydantic import Field, StringConstraints
 
 # Something visible, and no control characters: NUL cannot be stored, and the others forge lines wherever it is printed.
 ONE_LINE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*[^\s\x00-\x1f\x7f-\x9f\u2028\u2029][^\x00-\x1f\x7f-\x9f\u2028\u2029]*$"
+EXACT = r"^[^\s\x00-\x1f\x7f-\x9f\u2028\u2029]([^\x00-\x1f\x7f-\x9f\u2028\u2029]*[^\s\x00-\x1f\x7f-\x9f\u2028\u2029])?$"
+"""One line without spaces around it: what must be the same as somebody else's, letter by letter."""
 _LINES = r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*"
 SEVERAL_LINES = "^" + _LINES + r"[^\s\x00-\x1f\x7f-\x9f\u2028\u2029]" + _LINES + "$"
 

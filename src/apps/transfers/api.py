@@ -10,7 +10,7 @@ from fastapi import Response
 from pydantic import BaseModel, ConfigDict, StringConstraints
 from pydantic.alias_generators import to_camel
 
-from apps.shared.text import ONE_LINE, Name, PageSize, Prose
+from apps.shared.text import EXACT, Name, PageSize, Prose
 from apps.transfers import service
 from apps.transfers.gateways import EXPIRE_PATH, EXPIRE_SCOPE, MORE_HEADER
 from apps.transfers.model import NoticeKind, ProductDetails, RequestStatus, TransferStatus
@@ -25,7 +25,7 @@ Service = Annotated[Principal, require(EXPIRE_SCOPE)]
 router = Router(tags=["transfers"])
 
 
-UserId = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=255, pattern=ONE_LINE)]
+UserId = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=EXACT)]
 """As long as a token's subject may be."""
 
 

@@ -49,6 +49,10 @@ class ServiceRequestNotFound(NotFound):
     """There is no such service request."""
 
 
+class TooManyRequests(Conflict):
+    """The product has as many open service requests as it may have."""
+
+
 class NotOwner(Forbidden):
     """Only the product's owner may do this."""
 
@@ -218,10 +222,13 @@ class ProductDetails:
     pending_for: str | None
     service_requests: tuple[ServiceRequest, ...]
 
-    def check_reader(self, by: str) -> None:
-        """Only the owner, and whoever may become the owner."""
-        if by not in (self.product.owner_id, self.pending_for):
+    def shown_to(self, by: str) -> ProductDetails:
+        """All of it to the owner; to whoever may become the owner, not what the owner asked for."""
+        if by == self.product.owner_id:
+            return self
+        if by != self.pending_for:
             raise NotYours("the product belongs to somebody else")
+        return replace(self, service_requests=())
 
 
 @dataclass(frozen=True)

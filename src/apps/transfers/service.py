@@ -25,6 +25,7 @@ from apps.transfers.model import (
     ProductNotFound,
     ServiceRequest,
     ServiceRequestNotFound,
+    TooManyRequests,
     Transfer,
     TransferNotFound,
     TransferPending,
@@ -36,6 +37,9 @@ from duly.ids import uuid7
 
 EXPIRE_LIMIT = 10_000  # in one call and one commit; also the most that can be emitted at once
 REQUESTS_SHOWN = 100
+MOST_OPEN_REQUESTS = 100
+NOTICES_KEPT_DAYS = 90
+NOTICES_FORGOTTEN = 10_000  # a night
 
 ENDINGS: dict[TransferStatus, Callable[..., EventBody]] = {
     TransferStatus.ACCEPTED: OwnershipTransferAccepted,
@@ -116,23 +120,26 @@ async def request_service(tx: Tx, product_id: UUID, *, by: str, description: str
     product = await _lock_product(tx, product_id)  # so that no transfer starts or ends between our statements
     product.check_owner(by)
     found = await store.lock_pending_transfer(tx, product_id)
-    return await store.insert_request(
+    request = await store.insert_request(
         tx,
         request_id=uuid7(),
         product_id=product_id,
         requested_by=by,
         description=description,
         status=status_of_new_request(found[0] if found else None),
+        most=MOST_OPEN_REQUESTS,
     )
+    if request is None:  # the sweep moves all of a product's requests in one statement: there is a limit to them
+        raise TooManyRequests(f"{MOST_OPEN_REQUESTS} service requests of this product are open already")
+    return request
 
 
 async def read_product(tx: Tx, product_id: UUID, *, by: str) -> ProductDetails:
-    """For its owner, and for whom it is offered to."""
+    """For its owner, and without its service requests for whom it is offered to."""
     details = await store.find_product_details(tx, product_id, limit=REQUESTS_SHOWN)
     if details is None:
         raise ProductNotFound(f"no product has the id {product_id}")
-    details.check_reader(by)
-    return details
+    return details.shown_to(by)
 
 
 async def read_transfer(tx: Tx, transfer_id: UUID, *, by: str) -> Transfer:
@@ -166,6 +173,11 @@ async def notify_owner(tx: Tx, event: Event) -> None:
         transfer_id=expired.transfer_id,
         product_id=expired.product_id,
     )
+
+
+async def forget_notices(tx: Tx, *, days: int = NOTICES_KEPT_DAYS, limit: int = NOTICES_FORGOTTEN) -> int:
+    """Drop what users were told long ago; how many."""
+    return await store.forget_notices(tx, days=days, limit=limit)
 
 
 async def list_notices(

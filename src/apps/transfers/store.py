@@ -182,7 +182,9 @@ RETURNING t.*
 """)
 INSERT_REQUEST = text("""
 INSERT INTO transfers.service_requests (id, product_id, requested_by, description, status, created_at, updated_at)
-VALUES (:id, :product_id, :requested_by, :description, :status, duly.now(), duly.now())
+SELECT :id, :product_id, :requested_by, :description, :status, duly.now(), duly.now()
+WHERE (SELECT count(*) FROM transfers.service_requests
+       WHERE product_id = :product_id AND status IN ('InProgress', 'Paused')) < :most
 RETURNING *
 """)
 MOVE_REQUESTS = text("""
@@ -193,6 +195,15 @@ FIND_REQUEST = text("""
 SELECT r.*, p.owner_id
 FROM transfers.service_requests r JOIN transfers.products p ON p.id = r.product_id
 WHERE r.id = :id
+""")
+FORGET_NOTICES = text("""
+WITH gone AS (
+    DELETE FROM transfers.notices WHERE id = ANY(ARRAY(
+        SELECT id FROM transfers.notices WHERE id < duly.uuid7_floor(duly.now() - make_interval(days => :days))
+        ORDER BY id LIMIT :limit))
+    RETURNING 1
+)
+SELECT count(*) FROM gone
 """)
 INSERT_NOTICE = text("""
 INSERT INTO transfers.notices (id, event_id, user_id, kind, transfer_id, product_id, created_at)
@@ -295,11 +306,13 @@ async def expire_due_transfers(tx: Tx, product_ids: Sequence[UUID]) -> list[Tran
 
 
 async def insert_request(
-    tx: Tx, *, request_id: UUID, product_id: UUID, requested_by: str, description: str, status: RequestStatus
-) -> ServiceRequest:
-    """Write a new one."""
+    tx: Tx, *, request_id: UUID, product_id: UUID, requested_by: str, description: str, status: RequestStatus, most: int
+) -> ServiceRequest | None:
+    """Write a new one, on a product we have locked; None when it has as many open ones as it may have."""
     values = {"id": request_id, "product_id": product_id, "requested_by": requested_by, "description": description}
-    return _request((await tx.execute(INSERT_REQUEST, {**values, "status": status.value})).mappings().one())
+    made = await tx.execute(INSERT_REQUEST, {**values, "status": status.value, "most": most})
+    row = made.mappings().one_or_none()
+    return _request(row) if row else None
 
 
 async def move_requests(tx: Tx, product_ids: Sequence[UUID], move: RequestMove) -> None:
@@ -327,6 +340,12 @@ async def insert_notice(
     """Tell a user once about an event."""
     values = {"id": notice_id, "event_id": event_id, "user_id": user_id, "kind": kind.value}
     await tx.execute(INSERT_NOTICE, {**values, "transfer_id": transfer_id, "product_id": product_id})
+
+
+async def forget_notices(tx: Tx, *, days: int, limit: int) -> int:
+    """Delete the oldest that are older than this, by their time-ordered id; how many."""
+    gone: int = (await tx.execute(FORGET_NOTICES, {"days": days, "limit": limit})).scalar_one()
+    return gone
 
 
 async def list_notices(tx: Tx, *, user_id: str, before: UUID | None, limit: int) -> list[Notice]:

@@ -14,6 +14,7 @@ from apps.transfers import service
 from apps.transfers.events import OwnershipTransferExpired
 from apps.transfers.gateways import ExpiryClient, ExpiryRefused
 from duly import Cancel, Done, Duly, Event, Fail, Outcome, Tx
+from duly.auth.setup import NoCredentials
 from duly.errors import DulyError, Refused
 from duly.ids import uuid7
 from duly.settings import Settings
@@ -34,11 +35,15 @@ def register(app: Duly) -> None:
         try:
             async with ExpiryClient.open(Settings()) as client:
                 return Done(f"expired {await expire_all(client)}")
-        except Refused as unset:  # where the CronJob does this, workers have no credentials for it
+        except NoCredentials as unset:  # where the CronJob does this, workers have no credentials for it
             log.warning("transfers_expire_left_to_others", reason=str(unset))
             return Cancel(f"left to the command transfers-expire: {unset}")
-        except ExpiryRefused as refused:  # trying again is no help
+        except (ExpiryRefused, Refused) as refused:  # trying again is no help
             return Fail(str(refused))
+
+    @app.job("transfers.forget-notices")
+    async def forget_notices(tx: Tx) -> Done:
+        return Done(f"forgot {await service.forget_notices(tx)} notices")
 
     @app.consumer("transfers.notify-owner", on=OwnershipTransferExpired.event_type)
     async def notify_owner(event: Event, tx: Tx) -> None:

@@ -35,7 +35,9 @@ class Require(SecurityBase):
 
     async def __call__(self, request: Request) -> Principal:
         """Who calls, or 401, or 403; ``request.state.principal`` is set for those who come after."""
-        principal = await _verifier(request).verify(_bearer_token(request))
+        principal: Principal | None = getattr(request.state, "principal", None)  # set here alone, once verified
+        if principal is None:
+            principal = await _verifier(request).verify(_bearer_token(request))
         self.check(principal)
         request.state.principal = principal
         return principal

@@ -15,6 +15,10 @@ from duly.errors import Refused
 from duly.settings import Settings
 
 
+class NoCredentials(Refused):
+    """This process has no secret of its own."""
+
+
 def create_verifier(settings: Settings, *, issuer_url: str | None) -> Verifier:
     """Verifies tokens of DULY_OIDC_ISSUER, or in development those of the issuer served at ``issuer_url``."""
     issuer = _issuer(settings, issuer_url)
@@ -83,4 +87,4 @@ def _secret(settings: Settings) -> SecretStr:
     known = CLIENTS.get(settings.client_id)
     if settings.env == "development" and not settings.oidc_issuer and known is not None:
         return SecretStr(known.secret)
-    raise Refused(f"the client {settings.client_id} has no secret: set DULY_CLIENT_SECRET (and DULY_CLIENT_ID)")
+    raise NoCredentials(f"the client {settings.client_id} has no secret: set DULY_CLIENT_SECRET (and DULY_CLIENT_ID)")

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
@@ -53,7 +54,7 @@ def create_api(
         if verifier is not None:
             await verifier.close()
 
-    api = FastAPI(title="duly", version=version("duly"), lifespan=lifespan)
+    api = _bare_api(lifespan)
     install(api, db, body_bytes=settings.body_bytes)
     api.state.settings = settings
     api.state.verifier = verifier
@@ -75,10 +76,18 @@ def create_health_api(db: Database, duties: Sequence[Duty], settings: Settings, 
         yield
         await readiness.close()
 
-    api = FastAPI(title="duly", version=version("duly"), lifespan=lifespan, openapi_url=None)
+    api = _bare_api(lifespan, openapi_url=None)
     install(api, db, body_bytes=settings.body_bytes)
     api.include_router(create_health_router(readiness))
     return api
+
+
+def _bare_api(lifespan: Any, **options: Any) -> FastAPI:
+    """No redirects: they repeat whatever Host says. No telemetry of FastAPI's own: it exports paths and messages."""
+    return FastAPI(
+        title="duly", version=version("duly"), lifespan=lifespan, redirect_slashes=False,
+        telemetry={"tracing": False, "logs": False}, **options,
+    )  # fmt: skip
 
 
 def _create_front_router() -> APIRouter:

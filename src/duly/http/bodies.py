@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from duly.errors import DulyError, Malformed
 
 MOST_LEVELS = 64
+MOST_PARTS = 20_000  # a megabyte of brackets keeps the event loop busy for a second
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -48,6 +49,8 @@ class KeptRequest(Request):
 def read_json(body: bytes) -> Any:
     """What RFC 8259 calls interoperable; ValueError, in words without values, for the rest."""
     text = body.decode("utf-8-sig")  # left to itself, json.loads reads other encodings too, and halves of surrogates
+    if text.count("[") + text.count("{") + text.count(",") > MOST_PARTS:
+        raise ValueError(f"it has more than {MOST_PARTS} parts")
     try:
         content = json.loads(
             text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite, parse_int=_whole

@@ -30,6 +30,7 @@ QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 MOST_FRAMES = 11
 DEFAULT_BODY_BYTES = 1_048_576
 DEFAULT_BODY_SECONDS = 30.0
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -65,6 +66,8 @@ class Boundary:
         traceparent = _traceparent(headers)
         exchange = _Exchange(scope, send, correlation_id)
         method = scope["method"] if scope["method"] in METHODS else "other"
+        if method == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server, which keeps the original, leaves the body out
         with (
             structlog.contextvars.bound_contextvars(correlation_id=str(correlation_id)),
             originating(Origin(correlation_id, None, traceparent)),
@@ -211,9 +214,4 @@ def _traceparent(headers: list[tuple[bytes, bytes]]) -> str | None:
 def _correlation_id(headers: list[tuple[bytes, bytes]]) -> UUID:
     """The client's, when it is a UUID; else a new one: it goes into logs and rows, so nothing else gets in."""
     given = _last(headers, CORRELATION)
-    if given and len(given) == 36:
-        try:
-            return UUID(given)
-        except ValueError:
-            pass
-    return uuid7()
+    return UUID(given) if given and _UUID.fullmatch(given) else uuid7()

@@ -15,9 +15,11 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import iter_route_contexts
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from duly.db import is_disconnect, sqlstate
 from duly.errors import Busy, Conflict, DulyError, Fault, Invalid, Malformed, Unavailable
@@ -137,8 +139,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         return from_error(error.error, instance=_instance(request))
     if error.status_code < 400:  # not modified, or elsewhere: no error, and perhaps no body
         return Response(status_code=error.status_code, headers=error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods(request))
     detail = error.detail if isinstance(error.detail, str) and error.detail != _phrase(error.status_code) else ""
-    return problem(error.status_code, detail=detail, headers=error.headers, instance=_instance(request))
+    return problem(error.status_code, detail=detail, headers=headers, instance=_instance(request))
 
 
 async def _on_pool_timeout(request: Request, error: Exception) -> JSONResponse:
@@ -191,6 +196,16 @@ def _is_command_timeout(error: Exception) -> bool:
         return False
     *_, (last, _) = traceback.walk_tb(error.__traceback__)
     return str(last.f_globals.get("__name__", "")).startswith(("asyncpg.", "sqlalchemy."))
+
+
+def _methods(request: Request) -> list[str]:
+    """What this path understands, over all routes: FastAPI names those of the first alone."""
+    found: set[str] = set()
+    for context in iter_route_contexts(request.app.routes):
+        path, methods = getattr(context, "path", None), getattr(context, "methods", None)
+        if path and methods and compile_path(path)[0].match(request.scope["path"]):
+            found |= set(methods) | ({"HEAD"} if "GET" in methods else set())
+    return sorted(found)
 
 
 def _instance(request: Request) -> str:

@@ -30,6 +30,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
+from duly.auth.http import Require
 from duly.db import CONFLICT_RETRIES, Database, Tx, is_conflict, is_database_gone
 from duly.errors import Busy, Malformed, OutcomeUnknown, StillRunning, Unavailable
 from duly.failpoints import failpoint
@@ -85,7 +86,7 @@ class Exchange:
 
     async def leave(self, response: Response) -> None:
         """After the endpoint, before COMMIT."""
-        if response.status_code >= 500 or not self.tx.in_transaction():
+        if response.status_code >= 500 or (self.keyed is None and not self.tx.in_transaction()):
             raise _Undone(response)  # nothing is to be kept, or there is nothing: no COMMIT, and perhaps no connection
         if self.keyed is not None:
             await store(self.tx, self.keyed, _answer(response))
@@ -188,7 +189,11 @@ class Route(APIRoute):
         """The transaction goes around the dependencies, the endpoint and the writing of the answer."""
         handle = super().get_route_handler()
 
+        rights = _rights(self.dependant)
+
         async def handle_in_one_commit(request: Request) -> Response:
+            for right in rights:
+                await right(request)  # FastAPI would read and parse the body of a stranger first
             return await _in_one_commit(request, handle, takes_key=self.takes_key)
 
         return handle_in_one_commit
@@ -200,6 +205,12 @@ class Router(APIRouter):
     def __init__(self, **options: Any) -> None:
         options.setdefault("route_class", Route)
         super().__init__(**options)
+
+
+def _rights(dependant: Any) -> list[Require]:
+    """What the route's dependencies demand of a token."""
+    found = [dependant.call] if isinstance(dependant.call, Require) else []
+    return found + [right for inner in dependant.dependencies for right in _rights(inner)]
 
 
 def _entered(endpoint: Callable[..., Any]) -> Callable[..., Any]:

@@ -293,9 +293,8 @@ def test_a_processs_log_has_a_line_for_each_request_with_its_id_and_route(dsn: s
     make_tables(dsn)
     with shop_process(dsn) as (url, process):
         answer = httpx2.post(f"{url}/orders/any/some-sku", headers={"X-Correlation-Id": GIVEN})
-        process.terminate()
-        lines = [json.loads(line) for line in process.communicate(timeout=10)[1].splitlines()]
-    [line] = [line for line in lines if line["event"] == "request"]
+        assert process.stderr is not None
+        line = next(said for said in map(json.loads, process.stderr) if said["event"] == "request")
     assert (line["correlation_id"], line["route"]) == (GIVEN, "/orders/any/{sku}")
     assert (line["method"], line["status"], answer.status_code) == ("POST", 200, 200)
     assert line["milliseconds"] > 0

@@ -420,6 +420,7 @@ def test_canaries_through_every_input_are_in_no_log_of_a_real_process(dsn: str) 
                     keyed = {**headers, "Idempotency-Key": f"{CANARY}-{key}"}
                     answer = client.post(f"{path}?q={CANARY}", json=body, headers=keyed)
                     assert CANARY not in answer.text.replace(f'"sku":"{CANARY}', "")  # an order says what it is of
+            client.get("/the-lines-of-those-before-are-written")
         process.terminate()
         said = process.communicate(timeout=10)[1]
     lines = [json.loads(line) for line in said.splitlines()]

@@ -96,6 +96,14 @@ async def share_the_session(
     return {"same": tx is same, "when": when}
 
 
+@router.post("/rolled-back")
+async def roll_back(request: Request, tx: RequestTx) -> str:
+    """What services and routes never do."""
+    await add_order(tx, request, "a")
+    await tx.rollback()
+    return "as if nothing had happened"
+
+
 async def swallowing() -> AsyncIterator[None]:
     """What FastAPI tells people not to write."""
     with contextlib.suppress(ValueError):
@@ -179,6 +187,13 @@ async def test_a_dependency_with_yield_sees_a_failure_and_not_a_replay(shop: Cli
 async def test_a_dependency_that_swallows_the_failure_does_not_turn_it_into_a_success(shop: Client, dsn: str) -> None:
     """E5.6: nothing was committed, so nothing may be answered but 500."""
     assert (await shop.post("/routes/swallowed", headers=KEY)).status_code == 500
+    assert (effects(dsn), keys(dsn)) == ((0, 0, 0), 0)
+
+
+async def test_a_route_that_ends_the_transaction_itself_gets_no_stored_answer(shop: Client, dsn: str) -> None:
+    """E4.3: its key went with what it rolled back, so there is nothing to replay, and it is told so."""
+    answer = await shop.post("/routes/rolled-back", headers=KEY)
+    assert (answer.status_code, "idempotency key was lost" in answer.json()["detail"]) == (503, True)
     assert (effects(dsn), keys(dsn)) == ((0, 0, 0), 0)
 
 

@@ -29,5 +29,16 @@ CREATE TABLE quality.audit_log (
     meta_json   jsonb NOT NULL,
     at          timestamptz NOT NULL
 );
+CREATE FUNCTION quality.keep_audit() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RAISE EXCEPTION 'quality.audit_log is insert-only: % is refused', TG_OP USING ERRCODE = 'restrict_violation';
+END
+$$;
+CREATE TRIGGER audit_log_keep BEFORE UPDATE OR DELETE ON quality.audit_log
+    FOR EACH ROW EXECUTE FUNCTION quality.keep_audit();
+CREATE TRIGGER audit_log_keep_all BEFORE TRUNCATE ON quality.audit_log
+    FOR EACH STATEMENT EXECUTE FUNCTION quality.keep_audit();
 CREATE UNIQUE INDEX audit_log_event ON quality.audit_log (event_id);
 CREATE INDEX audit_log_entity ON quality.audit_log (entity_type, entity_id, at, event_id);

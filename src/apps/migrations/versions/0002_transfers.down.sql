@@ -1,2 +1,2 @@
-DELETE FROM duly.schedules WHERE name = 'transfers.expire-pending';
+DELETE FROM duly.schedules WHERE name IN ('transfers.expire-pending', 'transfers.forget-notices');
 DROP SCHEMA transfers CASCADE;

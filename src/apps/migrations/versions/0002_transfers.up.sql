@@ -64,4 +64,6 @@ CREATE TABLE transfers.notices (
 CREATE UNIQUE INDEX notices_event ON transfers.notices (event_id);
 CREATE INDEX notices_user ON transfers.notices (user_id, id);
 
-INSERT INTO duly.schedules (name, cron, misfire) VALUES ('transfers.expire-pending', '0 * * * *', 'run_once');
+INSERT INTO duly.schedules (name, cron, misfire) VALUES
+    ('transfers.expire-pending', '0 * * * *', 'run_once'),
+    ('transfers.forget-notices', '13 4 * * *', 'run_once');

@@ -1,0 +1,94 @@
+"""What a hostile reader of this API tried first, and what it gets now (FAULTS)."""
+
+from __future__ import annotations
+
+import pytest
+
+from apps.transfers.service import MOST_OPEN_REQUESTS
+from apps.wiring import app
+from duly.db import Database
+from duly.testing import BusinessClock, drain
+from tests.apps.conftest import Api
+from tests.support import rows, value
+
+
+@pytest.mark.parametrize("path", ["/ncs/", "/readyz/", "/v1/products/"])
+async def test_a_slash_too_many_is_404_and_no_redirect_to_whatever_host_says(api: Api, path: str) -> None:
+    answer = await api.client.get(path, headers={"Host": "evil.example"})
+    assert (answer.status_code, "location" in answer.headers) == (404, False)
+
+
+async def test_a_stranger_is_refused_before_the_body_is_parsed(api: Api) -> None:
+    for body in (b"{bad", b'{"supplier_id":' + b"[" * 300_000, b"[" + b"[]," * 100_000 + b"[]]"):
+        answer = await api.client.post("/ncs", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 401
+    answer = await api.client.post("/ncs", headers={"Idempotency-Key": "ä".encode().decode("latin-1")})
+    assert answer.status_code == 401
+
+
+async def test_a_body_of_too_many_parts_is_refused_before_it_is_read(api: Api) -> None:
+    headers = {**api.headers("erin", "quality", "QUALITY_ENGINEER"), "Content-Type": "application/json"}
+    answer = await api.client.post("/ncs", content=b"[" + b"[]," * 50_000 + b"[]]", headers=headers)
+    assert (answer.status_code, "parts" in answer.json()["detail"]) == (400, True)
+
+
+async def test_head_is_get_without_a_body_and_405_names_every_method(api: Api) -> None:
+    head = await api.client.head("/healthz")
+    assert (head.status_code, head.content) == (200, b"")
+    refused = await api.client.put("/ncs", headers=api.headers("erin", "quality", "QUALITY_ENGINEER"))
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, POST")
+
+
+async def test_whom_a_product_is_offered_to_does_not_read_what_its_owner_asked_for(api: Api) -> None:
+    alice, bob = api.headers("alice", "transfers"), api.headers("bob", "transfers")
+    product = (await api.client.post("/v1/products", json={"name": "Lathe"}, headers=alice)).json()["id"]
+    await api.client.post(f"/v1/products/{product}/service-requests", json={"description": "secret"}, headers=alice)
+    await api.client.post(f"/v1/products/{product}/transfers", json={"toUserId": "bob"}, headers=alice)
+    shown = [(await api.client.get(f"/v1/products/{product}", headers=who)).json() for who in (alice, bob)]
+    assert [len(view["serviceRequests"]) for view in shown] == [1, 0]
+
+
+async def test_open_service_requests_of_a_product_are_limited(api: Api, dsn: str) -> None:
+    alice = api.headers("alice", "transfers")
+    product = (await api.client.post("/v1/products", json={"name": "Lathe"}, headers=alice)).json()["id"]
+    rows(
+        dsn,
+        """INSERT INTO transfers.service_requests
+           SELECT duly.uuid7(), %(product)s::uuid, 'alice', 'd', 'InProgress', duly.now(), duly.now()
+           FROM generate_series(1, %(count)s - 1)""",
+        {"product": product, "count": MOST_OPEN_REQUESTS},
+    )
+    path = f"/v1/products/{product}/service-requests"
+    assert (await api.client.post(path, json={"description": "d"}, headers=alice)).status_code == 201
+    refused = await api.client.post(path, json={"description": "d"}, headers=alice)
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:duly:problem:too-many-requests")
+
+
+async def test_notices_are_forgotten_after_ninety_days(db: Database, dsn: str, clock: BusinessClock) -> None:
+    write = """
+        INSERT INTO transfers.notices (id, event_id, user_id, kind, transfer_id, product_id, created_at)
+        SELECT duly.uuid7(duly.now()), gen_random_uuid(), 'alice', 'TransferExpired', gen_random_uuid(),
+               gen_random_uuid(), duly.now()
+    """
+    rows(dsn, write)
+    clock.advance(days=89)
+    rows(dsn, write)
+    clock.advance(days=2)
+    rows(dsn, "SELECT duly.schedule('transfers.forget-notices')")
+    await drain(db, app.handlers)
+    assert value(dsn, "SELECT count(*) FROM transfers.notices") == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["UPDATE quality.audit_log SET actor = 'x'", "DELETE FROM quality.audit_log", "TRUNCATE quality.audit_log"],
+)
+async def test_the_audit_trail_is_insert_only(db: Database, dsn: str, change: str) -> None:
+    rows(
+        dsn,
+        """INSERT INTO quality.audit_log (event_id, actor, action, entity_type, entity_id, meta_json, at)
+           VALUES (gen_random_uuid(), 'a', 'b', 'c', 'd', '{}', duly.now())""",
+    )
+    with pytest.raises(Exception, match="insert-only"):
+        rows(dsn, change)
+    assert value(dsn, "SELECT count(*) FROM quality.audit_log WHERE actor = 'a'") == 1
