@@ -22,7 +22,7 @@ async def test_a_stranger_is_refused_before_the_body_is_parsed(api: Api) -> None
     for body in (b"{bad", b'{"supplier_id":' + b"[" * 300_000, b"[" + b"[]," * 100_000 + b"[]]"):
         answer = await api.client.post("/ncs", content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == 401
-    answer = await api.client.post("/ncs", headers={"Idempotency-Key": "ä".encode().decode("latin-1")})
+    answer = await api.client.post("/ncs", headers={"Idempotency-Key": "not a key"})
     assert answer.status_code == 401
 
 
@@ -79,10 +79,7 @@ async def test_notices_are_forgotten_after_ninety_days(db: Database, dsn: str, c
     assert value(dsn, "SELECT count(*) FROM transfers.notices") == 1
 
 
-@pytest.mark.parametrize(
-    "change",
-    ["UPDATE quality.audit_log SET actor = 'x'", "DELETE FROM quality.audit_log", "TRUNCATE quality.audit_log"],
-)
+@pytest.mark.parametrize("change", ["UPDATE {} SET actor = 'x'", "DELETE FROM {}", "TRUNCATE {}"])
 async def test_the_audit_trail_is_insert_only(db: Database, dsn: str, change: str) -> None:
     rows(
         dsn,
@@ -90,5 +87,5 @@ async def test_the_audit_trail_is_insert_only(db: Database, dsn: str, change: st
            VALUES (gen_random_uuid(), 'a', 'b', 'c', 'd', '{}', duly.now())""",
     )
     with pytest.raises(Exception, match="insert-only"):
-        rows(dsn, change)
+        rows(dsn, change.format("quality.audit_log"))
     assert value(dsn, "SELECT count(*) FROM quality.audit_log WHERE actor = 'a'") == 1
