@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -38,6 +38,7 @@ class TestServer:
         parameters = () if durable else ("fsync=off", "full_page_writes=off")
         self.postgres = EmbeddedPostgres.at(directory, parameters=parameters)
         self._templates: dict[int, str] = {}
+        self._strategy: LiteralString = "WAL_LOG" if durable else "FILE_COPY"  # five times as fast, without fsync
 
     def start(self) -> None:
         """Start it and prepare the template."""
@@ -80,7 +81,9 @@ class TestServer:
     def _copy(self, template: str, name: str) -> None:
         with self._admin() as admin:
             admin.execute(
-                sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+                sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY {}").format(
+                    sql.Identifier(name), sql.Identifier(template), sql.SQL(self._strategy)
+                )
             )
 
     def _admin(self) -> psycopg.Connection[Any]:
