@@ -10,6 +10,7 @@ from uuid import uuid4
 import httpx2
 import pytest
 from fastapi.routing import iter_route_contexts
+from joserfc import jwt
 
 from duly.auth.http import Require
 from tests.apps.conftest import Api
@@ -72,6 +73,14 @@ def rights_declared(dependant: Any) -> list[Require]:
     return found + [right for inner in dependant.dependencies for right in rights_declared(inner)]
 
 
+def expired(api: Api, authorization: str) -> str:
+    """The same token, an hour after its end."""
+    key = api.issuer.keys().keys[0]
+    claims = jwt.decode(authorization.removeprefix("Bearer "), key, algorithms=["RS256"]).claims
+    past = {name: claims[name] - 3 * 3600 for name in ("iat", "nbf", "exp")}
+    return jwt.encode({"alg": "RS256", "kid": key.kid}, {**claims, **past}, key, algorithms=["RS256"])
+
+
 async def ask(api: Api, key: tuple[str, str], headers: dict[str, str]) -> httpx2.Response:
     """A request that is right in everything but, perhaps, its token."""
     method, template = key
@@ -103,6 +112,7 @@ async def test_a_route_answers_each_kind_of_token_as_it_must(api: Api, key: tupl
         "another scheme": {"Authorization": valid.replace("Bearer", "Basic")},
         "garbage": {"Authorization": "Bearer a.b.c"},
         "tampered": {"Authorization": tampered},
+        "expired": {"Authorization": f"Bearer {expired(api, valid)}"},
         "another audience": {"Authorization": f"Bearer {other_audience}"},
     }
     for kind, headers in refused.items():
