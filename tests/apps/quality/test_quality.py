@@ -68,6 +68,7 @@ async def test_bad_input_is_a_problem_that_says_where(api: Api, dsn: str, change
 
 
 async def test_closing_an_open_one_emits_its_event(api: Api, db: Database) -> None:
+    """Q2: 200."""
     made = await create(api)
     answer = await api.client.patch(f"/ncs/{made['id']}/close", headers=manager(api))
     assert (answer.status_code, answer.json()["status"], answer.json()["closed_by"]) == (200, "CLOSED", "mona")
@@ -76,12 +77,14 @@ async def test_closing_an_open_one_emits_its_event(api: Api, db: Database) -> No
 
 
 async def test_closing_what_is_not_there_is_404_and_emits_nothing(api: Api, dsn: str) -> None:
+    """Q2: 404."""
     answer = await api.client.patch(f"/ncs/{uuid4()}/close", headers=manager(api))
     assert (answer.status_code, answer.json()["type"]) == (404, "urn:duly:problem:non-conformity-not-found")
     assert value(dsn, "SELECT count(*) FROM duly.outbox") == 0
 
 
 async def test_closing_twice_is_409_and_emits_once(api: Api, dsn: str) -> None:
+    """Q2: 409."""
     made = await create(api)
     assert (await api.client.patch(f"/ncs/{made['id']}/close", headers=manager(api))).status_code == 200
     again = await api.client.patch(f"/ncs/{made['id']}/close", headers=manager(api))
