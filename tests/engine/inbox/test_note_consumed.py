@@ -30,12 +30,14 @@ class Partner:
         self.app = Duly()
         self.calls: list[int] = []
         self.last = 1
+        self.ended = False
         self.at_end: Callable[[], None] = lambda: None
 
         def record(event: Event) -> None:
             self.calls.append(int(event.payload["n"]))
             if event.payload["n"] == self.last:
                 self.at_end()
+                self.ended = True
 
         if plain:
             self.app.consumer("partner", on="order.*", max_retries=0)(record)
@@ -110,7 +112,7 @@ async def test_a_call_that_ended_while_postgres_was_down_is_noted_when_it_is_bac
             await publish_numbers(db, ["a1"], [1])
             worker = Worker(db, partner.app.handlers)
             async with working(worker):
-                await until(lambda: partner.calls and not worker.health.up, what="the worker says that it is down")
+                await until(lambda: partner.ended and not worker.health.up, what="the worker says that it is down")
                 await asyncio.to_thread(fragile.postgres.start)
                 await until(lambda: is_empty(dsn), seconds=30, what="the call is noted")
         assert partner.calls == [1]
