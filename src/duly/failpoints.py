@@ -1,43 +1,85 @@
-"""Named steps at which a test can stop, kill or fail this process.
+"""Named steps at which a test can stop, kill, fail or cut off this process.
 
-``DULY_FAILPOINTS="worker.claimed=kill9;relay.sent=raise@2"`` arms them: ``name=action[:argument][@hit]``. Actions are
-``kill9``, ``stop`` (SIGSTOP), ``term`` (SIGTERM to ourselves), ``raise``, and ``sleep:SECONDS``. ``@2`` means from the
-second hit on only; without it the first hit acts. Each armed point acts once. Unarmed, a point costs one dict look-up.
+``DULY_FAILPOINTS="worker.claimed=kill9;relay.sent=raise@2"`` arms them: ``name=action[:argument][@hit]``. ``@2`` means
+at the second hit; without it the first hit acts. Each armed point acts once, and says so on standard error before it
+does. Unarmed, a point costs one look at a dictionary.
+
+========== =========================================================================================================
+kill9      SIGKILL to ourselves
+stop       SIGSTOP to ourselves: everything stands still, until somebody sends SIGCONT
+term       SIGTERM to ourselves: an orderly end is asked for
+raise      ``FailpointHit`` is raised here
+sleep:S    this thread does nothing for S seconds
+cut[:PORT] every socket of this process to PostgreSQL is shut down: Unix sockets, and TCP to PORT (5432)
+========== =========================================================================================================
+
+A step that is carried out and then fails is ``raise`` at the point behind it: each step has one, as ``worker.claimed``
+after the claim, ``worker.committed`` after COMMIT, ``relay.sent`` after the broker's answer.
+
+Two points are not the engine's to pass: ``handler.mid`` is for handlers, ``transport.sent`` for a transport that has
+sent and has no answer yet. ``tests/crashes`` runs every point with every action on real processes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import time
 from dataclasses import dataclass
 
 POINTS = frozenset(
     {
-        "worker.before_claim",
-        "worker.claimed",
-        "worker.before_handler",
-        "worker.handler_done",
-        "worker.before_settle",
-        "worker.settled",
-        "worker.before_commit",
-        "worker.committed",
-        "worker.released",
-        "heartbeat.before",
+        "handler.mid",
         "heartbeat.after",
-        "inbox.marked",
-        "relay.fetched",
-        "relay.sent",
-        "relay.before_commit",
-        "relay.committed",
-        "idempotency.reserved",
+        "heartbeat.before",
+        "heartbeat.renewed",
         "http.before_commit",
         "http.before_response",
+        "idempotency.reserved",
+        "idempotency.stored",
+        "inbox.committed",
+        "inbox.marked",
+        "inbox.noted",
+        "maintenance.created",
+        "maintenance.dropped",
+        "maintenance.forgot",
+        "migrate.before_step",
+        "migrate.committed",
+        "migrate.step_done",
+        "migrate.turn_taken",
+        "relay.before_commit",
+        "relay.committed",
+        "relay.fetched",
+        "relay.parked",
+        "relay.sent",
+        "relay.unparked",
+        "requeue.inserted",
+        "settle.written",
+        "tick.advanced",
         "tick.chosen",
-        "tick.inserted",
         "tick.committed",
+        "tick.inserted",
+        "transport.sent",
+        "wakeup.subscribed",
+        "worker.batch_split",
+        "worker.before_claim",
+        "worker.before_claim_commit",
+        "worker.before_commit",
+        "worker.before_handler",
+        "worker.before_settle",
+        "worker.claimed",
+        "worker.committed",
+        "worker.group_split",
+        "worker.handler_done",
+        "worker.released",
+        "worker.resolving",
+        "worker.settled",
     }
 )
+ACTIONS = ("kill9", "stop", "term", "raise", "sleep", "cut")
+_SIGNALS = {"kill9": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
 
 
 class FailpointHit(RuntimeError):
@@ -60,6 +102,8 @@ def _parse(spec: str) -> dict[str, _Armed]:
         action, _, argument = action.partition(":")
         if name not in POINTS:
             raise ValueError(f"no failpoint is called {name!r}; there are: {', '.join(sorted(POINTS))}")
+        if action not in ACTIONS:
+            raise ValueError(f"failpoint {name}: no action is called {action!r}; there are: {', '.join(ACTIONS)}")
         armed[name] = _Armed(action, argument, int(hit or 1))
     return armed
 
@@ -86,15 +130,24 @@ def failpoint(name: str) -> None:
 
 
 def _act(name: str, point: _Armed) -> None:
-    if point.action == "kill9":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif point.action == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    elif point.action == "term":
-        os.kill(os.getpid(), signal.SIGTERM)
+    os.write(2, f"failpoint {name}: {point.action}\n".encode())
+    if point.action in _SIGNALS:
+        os.kill(os.getpid(), _SIGNALS[point.action])
     elif point.action == "sleep":
         time.sleep(float(point.argument))
-    elif point.action == "raise":
-        raise FailpointHit(name)
+    elif point.action == "cut":
+        _cut(int(point.argument or 5432))
     else:
-        raise ValueError(f"failpoint {name}: no action is called {point.action!r}")
+        raise FailpointHit(name)
+
+
+def _cut(port: int) -> None:
+    """Shut down what this process has open to PostgreSQL; its own objects find out when they next read or write."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile, or not connected
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as line:
+                peer = line.getpeername()
+                if ".s.PGSQL." in peer if isinstance(peer, str) else peer[1:2] == (port,):
+                    line.shutdown(socket.SHUT_RDWR)

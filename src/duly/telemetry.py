@@ -5,35 +5,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import ClassVar, Protocol, cast
 from uuid import UUID
 
 import structlog
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _tracer = trace.get_tracer("duly")
+_SILENT_PROVIDERS = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
 
-JOBS_FINISHED = Counter("duly_jobs_finished_total", "Runs by how they ended", ["name", "outcome"])
-JOB_SECONDS = Histogram(
-    "duly_job_seconds",
-    "How long a handler ran",
-    ["name"],
-    buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 1800),
-)
-JOB_LATENESS_SECONDS = Histogram(
-    "duly_job_lateness_seconds",
-    "From the moment a job was due to the moment it was claimed",
-    ["name"],
-    buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 3600),
-)
-LEASES_LOST = Counter("duly_leases_lost_total", "Settlements refused because another worker held the job", ["name"])
-JOBS_RESCUED = Counter("duly_jobs_rescued_total", "Jobs taken over from a worker that died or stalled", ["name"])
 EVENTS_PUBLISHED = Counter("duly_events_published_total", "Events published", ["topic"])
 PUBLISH_FAILURES = Counter("duly_publish_failures_total", "Failed attempts to publish an event", ["topic"])
 OCCURRENCES_FIRED = Counter("duly_occurrences_fired_total", "Cron occurrences turned into jobs", ["name"])
@@ -59,13 +50,22 @@ class Origin:
     traceparent: str | None = None
 
 
+class HasOrigin(Protocol):
+    """Something that knows its origin when it is asked: most work causes nothing, and is never asked."""
+
+    @property
+    def origin(self) -> Origin:
+        """Where it comes from."""
+
+
 _NOWHERE = Origin()
-_origin: ContextVar[Origin] = ContextVar("duly_origin", default=_NOWHERE)
+_origin: ContextVar[Origin | HasOrigin] = ContextVar("duly_origin", default=_NOWHERE)
 
 
 def current_origin() -> Origin:
     """The origin of whatever runs now, with the current span as its trace parent."""
-    origin = _origin.get()
+    found = _origin.get()
+    origin = found if isinstance(found, Origin) else found.origin
     if not tracing():
         return origin
     carrier: dict[str, str] = {}
@@ -79,7 +79,7 @@ class originating:
 
     __slots__ = ("_origin", "_token")
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin | HasOrigin) -> None:
         self._origin = origin
 
     def __enter__(self) -> None:
@@ -89,31 +89,82 @@ class originating:
         _origin.reset(self._token)
 
 
+class Buckets:
+    """A histogram without locks: only the event loop writes, and a reader may be one value behind."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """How many were at most each bound, as Prometheus wants it."""
+        labels = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        return list(zip(labels, accumulate(self.counts), strict=True))
+
+
 class JobMetrics:
-    """The metrics of one job name, looked up once."""
+    """The metrics of one job name, written for every run: plain numbers, which a scrape turns into metrics."""
 
-    __slots__ = ("_finished", "lateness", "lost", "name", "rescued", "seconds")
+    __slots__ = ("finished", "lateness", "lost", "rescued", "seconds")
+    _by_name: ClassVar[dict[str, JobMetrics]] = {}
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.seconds = JOB_SECONDS.labels(name)
-        self.lateness = JOB_LATENESS_SECONDS.labels(name)
-        self.lost = LEASES_LOST.labels(name)
-        self.rescued = JOBS_RESCUED.labels(name)
-        self._finished: dict[str, Counter] = {}
+    def __init__(self) -> None:
+        self.finished: dict[str, int] = {}
+        self.seconds = Buckets((0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 1800))
+        self.lateness = Buckets((0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 3600))
+        self.lost = 0
+        self.rescued = 0
 
-    def finished(self, outcome: str, seconds: float) -> None:
+    @classmethod
+    def of(cls, name: str) -> JobMetrics:
+        """The one of this process for a name."""
+        return cls._by_name.setdefault(name, cls())
+
+    def ended(self, outcome: str, seconds: float) -> None:
         """Count one run."""
-        counter = self._finished.get(outcome)
-        if counter is None:
-            counter = self._finished[outcome] = JOBS_FINISHED.labels(self.name, outcome)
-        counter.inc()
+        self.finished[outcome] = self.finished.get(outcome, 0) + 1
         self.seconds.observe(seconds)
+
+    @classmethod
+    def collect(cls) -> Iterator[Metric]:
+        """What a scrape reads."""
+        finished = CounterMetricFamily("duly_jobs_finished", "Runs by how they ended", labels=["name", "outcome"])
+        seconds = HistogramMetricFamily("duly_job_seconds", "How long a handler ran", labels=["name"])
+        lateness = HistogramMetricFamily(
+            "duly_job_lateness_seconds", "From the moment a job was due to the moment it was claimed", labels=["name"]
+        )
+        lost = CounterMetricFamily(
+            "duly_leases_lost", "Settlements refused because another worker held the job", labels=["name"]
+        )
+        rescued = CounterMetricFamily(
+            "duly_jobs_rescued", "Jobs taken over from a worker that died or stalled", labels=["name"]
+        )
+        for name, one in sorted(cls._by_name.items()):
+            for outcome, count in one.finished.items():
+                finished.add_metric([name, outcome], count)
+            seconds.add_metric([name], one.seconds.cumulative(), one.seconds.total)
+            lateness.add_metric([name], one.lateness.cumulative(), one.lateness.total)
+            lost.add_metric([name], one.lost)
+            rescued.add_metric([name], one.rescued)
+        yield from (finished, seconds, lateness, lost, rescued)
+
+    describe = collect  # nothing is counted yet when it is registered
+
+
+REGISTRY.register(cast(Collector, JobMetrics))
 
 
 def tracing() -> bool:
     """Whether anybody records spans; without an SDK they are not even made."""
-    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider)
+    return type(trace.get_tracer_provider()) not in _SILENT_PROVIDERS
 
 
 @contextlib.contextmanager

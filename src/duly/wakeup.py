@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from duly.db import Database, is_disconnect
+from duly.failpoints import failpoint
 
 log = structlog.get_logger("duly.wakeup")
 CHANNEL = "duly"
@@ -57,6 +58,7 @@ class Wakeup:
         try:
             connection.add_termination_listener(lambda *_: gone.set())
             await connection.add_listener(CHANNEL, self._received)
+            failpoint("wakeup.subscribed")
             self.listening = True
             for channel in self._events:  # whatever was committed while we were deaf
                 self.wake(channel)

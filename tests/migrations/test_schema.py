@@ -22,6 +22,7 @@ from sqlalchemy.pool import NullPool
 import duly
 from duly.clock import monotonic
 from duly.errors import Refused
+from duly.runtime import migrate as migrate_module
 from duly.runtime.migrate import ENGINE_MIGRATIONS, check_schema, downgrade, migrate
 from duly.tables import metadata
 from duly.testing import TestServer
@@ -186,7 +187,7 @@ def test_many_processes_may_migrate_at_once(empty: str) -> None:
             assert process.stdout.readline() == "ready\n"
     # The gate is open, and all of them are past their imports: now they race.
     assert [finish(process) for process in processes] == [(0, "")] * 3
-    assert rows(empty, "SELECT version_num FROM duly.schema_version") == [("0002",)]
+    assert rows(empty, "SELECT version_num FROM duly.schema_version") == [("0003",)]
     check_schema(empty)
 
 
@@ -199,7 +200,7 @@ def write_migrations(directory: Path, statement: str) -> Path:
     source = f"""
     from alembic import op
 
-    revision, down_revision, branch_labels, depends_on = "next", "0002", None, None
+    revision, down_revision, branch_labels, depends_on = "next", "0003", None, None
 
 
     def upgrade() -> None:
@@ -223,14 +224,14 @@ def test_a_database_without_the_schema_is_refused_with_what_to_do(empty: str) ->
 def test_an_older_schema_is_refused_with_what_to_do(dsn: str, tmp_path: Path) -> None:
     """E7.2: this code brings a migration that the database has not seen."""
     directory = write_migrations(tmp_path / "migrations", "SELECT 1")
-    with pytest.raises(Refused, match=r"schema \(0002\) is older than this code \(next\): run `duly migrate`"):
+    with pytest.raises(Refused, match=r"schema \(0003\) is older than this code \(next\): run `duly migrate`"):
         check_schema(dsn, directory=directory)
 
 
 def test_a_newer_schema_is_refused_with_what_to_do(dsn: str, tmp_path: Path) -> None:
     """E7.2: a later version has migrated, and this process is the old one."""
     migrate(dsn, directory=write_migrations(tmp_path / "migrations", "SELECT 1"))
-    with pytest.raises(Refused, match=r"schema \(next\) is newer than this code \(0002\): upgrade duly"):
+    with pytest.raises(Refused, match=r"schema \(next\) is newer than this code \(0003\): upgrade duly"):
         check_schema(dsn)
 
 
@@ -252,11 +253,26 @@ def test_a_migration_behind_a_lock_gives_up_within_seconds_and_leaves_no_trace(d
     assert rows(dsn, "SELECT note FROM duly.outbox") == []
 
 
+def test_a_migration_that_stands_still_gives_up_its_locks(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAULTS: SIGSTOP while holding a lock; its session says after how long, like every other one of ours."""
+    seen: list[tuple[Any, ...]] = []
+
+    def look(config: Any, _target: str) -> None:
+        settings = (
+            "SELECT current_setting('idle_in_transaction_session_timeout'), current_setting('idle_session_timeout')"
+        )
+        seen.append(tuple(config.attributes["connection"].exec_driver_sql(settings).one()))
+
+    monkeypatch.setattr(migrate_module.command, "upgrade", look)
+    migrate(dsn)
+    assert seen == [("1min", "1min")]
+
+
 def test_a_downgrade_behind_a_lock_gives_up_within_seconds_and_drops_nothing(dsn: str) -> None:
     """FAULTS: each step is one transaction."""
     before = rows(dsn, OBJECTS)
     with psycopg.connect(dsn) as writer:
-        writer.execute("SELECT 1 FROM duly.idempotency_keys")
+        writer.execute("SELECT 1 FROM duly.jobs")
         with pytest.raises(OperationalError) as raised:
             downgrade(dsn)
         assert isinstance(raised.value.orig, psycopg.errors.LockNotAvailable)

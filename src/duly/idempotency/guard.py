@@ -116,5 +116,6 @@ async def store(tx: Any, request: Keyed, answer: Answer) -> None:
         caller=request.caller, key=request.key, status=answer.status,
         headers=json.dumps([list(pair) for pair in answer.headers]), body=answer.body,
     )  # fmt: skip
+    failpoint("idempotency.stored")
     if not written:
         raise Busy("the idempotency key was lost before its answer could be stored")

@@ -6,7 +6,7 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
 from uuid import UUID
@@ -17,12 +17,14 @@ from sqlalchemy.orm import Session
 
 from duly.db import load_json
 from duly.errors import Invalid
-from duly.ids import uuid7
+from duly.ids import uuid7, uuid7s
 from duly.jobs.outcomes import Cancel, Done, Fail, Snooze
 from duly.messages import storable
+from duly.telemetry import Origin
 
 DEFAULT_MAX_RETRIES = 3
 MAX_MESSAGE = 2_000
+_DONE = Done()
 
 
 class TxKind(Enum):
@@ -43,55 +45,125 @@ _TX_KINDS: dict[Any, TxKind] = {
 }
 
 
-@dataclass(slots=True)
+Lease = tuple[int, int]  # a job's id, and the token of one claim of it
+
+
+def _column(index: int) -> Any:
+    """A property that reads what the claim returned, when somebody asks: most runs ask for little."""
+    return property(lambda job: job.row[index])
+
+
 class Job:
-    """One job that this worker holds."""
+    """One job that this worker holds, and its lease."""
 
-    id: int
-    name: str
-    entity_id: str | None
-    payload_text: str
-    priority: int
-    run_at: datetime
-    due_at: datetime
-    original_delay: timedelta
-    retry_count: int
-    max_retries: int | None
-    backoff_seconds: list[int] | None
-    source: str
-    event_id: UUID | None
-    order_key: str | None
-    correlation_id: UUID | None
-    causation_id: UUID | None
-    traceparent: str | None
-    lease_token: int
-    claimed_at: datetime
-    lost_by: str | None
-    execution_id: UUID
-    claimed_mono: float
-    argument: Any = None
-    duplicate: bool = False
-    unreadable: str | None = None  # why the event of this job cannot be given to anybody
+    __slots__ = (
+        "_execution_id", "argument", "claimed_mono", "duplicate", "give_up_at", "id", "lease_token", "name", "news",
+        "renewed_at", "row", "unreadable",
+    )  # fmt: skip
+
+    def __init__(self, row: Sequence[Any], claimed_mono: float) -> None:
+        """From what the claim returned, in the order of its columns (``sql.CLAIMED``)."""
+        self.row = row
+        self.id: int = row[0]
+        self.name: str = row[1]
+        self.lease_token: int = row[17]
+        self.claimed_mono = claimed_mono
+        self.renewed_at = claimed_mono
+        self.give_up_at = float("inf")  # when its handler has used up its time
+        self.news: str | None = None  # what it reported since the last heartbeat
+        self.argument: Any = None
+        self.duplicate = False
+        self.unreadable: str | None = None  # why the event of this job cannot be given to anybody
+        self._execution_id: UUID | None = None
+
+    entity_id: str | None = _column(2)
+    payload_text: str = _column(3)
+    priority: int = _column(4)
+    retry_count: int = _column(8)
+    max_retries: int | None = _column(9)
+    backoff_seconds: list[int] | None = _column(10)
+    source: str = _column(11)
+    event_id: UUID | None = _column(12)
+    order_key: str | None = _column(13)
+    correlation_id: UUID | None = _column(14)
+    causation_id: UUID | None = _column(15)
+    traceparent: str | None = _column(16)
+    lost_by: str | None = _column(19)
+
+    @property
+    def lease(self) -> Lease:
+        """The claim that this run stands on."""
+        return self.id, self.lease_token
+
+    @property
+    def turn(self) -> tuple[int, float, int]:
+        """What is run first: the more urgent, then the one due for longer."""
+        row = self.row
+        return row[4], row[5], row[0]
+
+    @property
+    def late_seconds(self) -> float:
+        """How long after it was due it was claimed."""
+        seconds: float = self.row[18] - self.row[5]
+        return max(0.0, seconds)
+
+    @property
+    def due_at(self) -> datetime:
+        """When it was first due."""
+        return datetime.fromtimestamp(self.row[6], UTC)
+
+    @property
+    def claimed_at(self) -> datetime:
+        """When this worker took it, by the database's clock."""
+        return datetime.fromtimestamp(self.row[18], UTC)
+
+    @property
+    def original_delay(self) -> timedelta:
+        """How long it was to wait at first."""
+        return timedelta(seconds=self.row[7])
+
+    @property
+    def execution_id(self) -> UUID:
+        """The id of this run."""
+        if self._execution_id is None:
+            self._execution_id = uuid7()
+        return self._execution_id
+
+    @property
+    def has_execution_id(self) -> bool:
+        """Whether somebody has asked for it: otherwise ``number_runs`` gives it one with many others."""
+        return self._execution_id is not None
+
+    @property
+    def origin(self) -> Origin:
+        """What the work it causes carries."""
+        return Origin(self.correlation_id, self.event_id or self.execution_id, self.traceparent)
 
 
-def job_from(row: Sequence[Any], claimed_mono: float) -> Job:
-    """A job from what the claim returned, in the order of its columns."""
-    values: list[Any] = [*row, uuid7(), claimed_mono]
-    return Job(*values)
+def number_runs(jobs: Sequence[Job]) -> None:
+    """Give an execution id to each that has none yet."""
+    nameless = [job for job in jobs if not job.has_execution_id]
+    for job, execution_id in zip(nameless, uuid7s(len(nameless)), strict=True):
+        job._execution_id = execution_id
 
 
 class JobContext:
     """What a handler knows of its run, and how it reports. Returning is success, raising is failure."""
 
-    __slots__ = ("_failure", "_job", "_message", "_payload", "_progress", "started_at")
+    __slots__ = ("_began", "_failure", "_job", "_message", "_payload", "_progress")
 
-    def __init__(self, job: Job, started_at: datetime, progress: Callable[[int, str], None]) -> None:
+    def __init__(self, job: Job, began: float, progress: Callable[[int, str], None]) -> None:
         self._job = job
+        self._began = began
         self._progress = progress
         self._message: str | None = None
         self._failure: str | None = None
         self._payload: dict[str, Any] | None = None
-        self.started_at = started_at
+
+    @property
+    def started_at(self) -> datetime:
+        """When this run started, by the database's clock."""
+        return self._job.claimed_at + timedelta(seconds=self._began - self._job.claimed_mono)
 
     @property
     def name(self) -> str:
@@ -156,6 +228,8 @@ class JobContext:
         """What the run came to."""
         if self._failure is not None:
             raise ReportedFailure(self._failure)
+        if returned is None and self._message is None:
+            return _DONE
         if isinstance(returned, Done | Snooze | Cancel | Fail):
             return returned
         return Done(self._message)
@@ -181,6 +255,11 @@ class Handler:
     batch: int = 1
     tx_position: int = field(default=1)
     group: int = 1
+    is_plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """A plain one is an ``async def`` without a transaction that takes one job at a time: nothing but a call."""
+        self.is_plain = type(self) is Handler and self.is_async and self.tx_kind is TxKind.NONE
 
     @property
     def unit_size(self) -> int:

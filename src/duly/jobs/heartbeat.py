@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -23,21 +22,11 @@ log = structlog.get_logger("duly.heartbeat")
 MAX_RENEWED_AT_ONCE = 5_000
 
 
-@dataclass(slots=True)
-class Held:
-    """One lease of this process."""
-
-    job: Job
-    give_up_at: float
-    renewed_at: float
-    progress: str | None = None
-
-
 class Leases:
     """What this process holds; written by the event loop, read by the heartbeat."""
 
     def __init__(self) -> None:
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, Job] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -51,47 +40,35 @@ class Leases:
 
     def add(self, job: Job) -> None:
         """Note a lease that was just taken; while the job waits for its turn it is renewed without end."""
-        self._held[job.id] = Held(job, float("inf"), job.claimed_mono)
+        self._held[job.id] = job
 
-    def is_fresh(self, job: Job, *, lease_seconds: float) -> bool:
+    def is_fresh(self, job: Job, lease_seconds: float, now: float) -> bool:
         """Whether the lease can still be ours; if not, its handler must not even start."""
-        held = self._held.get(job.id)
-        return (
-            held is not None
-            and held.job.lease_token == job.lease_token
-            and monotonic() - held.renewed_at < lease_seconds
-        )
+        return self._held.get(job.id) is job and now - job.renewed_at < lease_seconds
 
     def drop_news(self) -> None:
         """Forget what handlers reported and nobody has read."""
-        for held in list(self._held.values()):
-            held.progress = None
-
-    def restart(self, job: Job, *, time_limit_seconds: float) -> None:
-        """Its handler starts now: the time limit counts from here."""
-        held = self._held.get(job.id)
-        if held is not None:
-            held.give_up_at = monotonic() + time_limit_seconds
+        for job in list(self._held.values()):
+            job.news = None
 
     def drop(self, job: Job) -> None:
         """Note that it is settled, or somebody else's."""
-        held = self._held.get(job.id)
-        if held is not None and held.job.lease_token == job.lease_token:
+        if self._held.get(job.id) is job:
             del self._held[job.id]
 
     def progress(self, job_id: int, message: str) -> None:
         """Keep a message for the next heartbeat."""
-        held = self._held.get(job_id)
-        if held is not None:
-            held.progress = message
+        job = self._held.get(job_id)
+        if job is not None:
+            job.news = message
 
-    def to_renew(self, *, older_than_seconds: float) -> list[Held]:
+    def to_renew(self, *, older_than_seconds: float) -> list[Job]:
         """Leases that have aged or have news, and whose handlers are within their time."""
         now = monotonic()
         due = [
-            held
-            for held in list(self._held.values())
-            if now < held.give_up_at and (held.progress is not None or now - held.renewed_at >= older_than_seconds)
+            job
+            for job in list(self._held.values())
+            if now < job.give_up_at and (job.news is not None or now - job.renewed_at >= older_than_seconds)
         ]
         return due[:MAX_RENEWED_AT_ONCE]
 
@@ -149,17 +126,18 @@ class Heartbeat:
             self._connection = await self._db.connect(application="duly-heartbeat", statement_timeout_seconds=5)
         failpoint("heartbeat.before")
         began = monotonic()
-        ids = [one.job.id for one in held]
-        news = [one.progress for one in held]
+        ids = [job.id for job in held]
+        news = [job.news for job in held]
         await fetch(
-            self._connection, sql.RENEW_LEASES, ids=ids, tokens=[one.job.lease_token for one in held],
+            self._connection, sql.RENEW_LEASES, ids=ids, tokens=[job.lease_token for job in held],
             progress=news, lease_seconds=self._lease_seconds,
         )  # fmt: skip
+        failpoint("heartbeat.renewed")
         holders = {row[0]: row[1] for row in await fetch(self._connection, sql.READ_HOLDERS, ids=ids)}
         failpoint("heartbeat.after")
-        for one, told in zip(held, news, strict=True):
-            one.renewed_at = began
-            if one.progress is told:
-                one.progress = None
-            if holders.get(one.job.id) != one.job.lease_token:
-                self._loop.call_soon_threadsafe(self._lost, one.job)
+        for job, told in zip(held, news, strict=True):
+            job.renewed_at = began
+            if job.news is told:
+                job.news = None
+            if holders.get(job.id) != job.lease_token:
+                self._loop.call_soon_threadsafe(self._lost, job)

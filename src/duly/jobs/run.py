@@ -21,10 +21,10 @@ from duly.duty import OUTAGE_BACKOFF_SECONDS
 from duly.errors import LeaseLost, OutcomeUnknown
 from duly.failpoints import failpoint
 from duly.jobs import settle, sql
-from duly.jobs.handlers import Handler, Job, JobContext, TxKind
+from duly.jobs.handlers import Handler, Job, JobContext, Lease, TxKind
 from duly.jobs.outcomes import Done, Fail, Outcome, Snooze
 from duly.jobs.settle import Settlement
-from duly.telemetry import Origin, originating, span, tracing
+from duly.telemetry import originating, span, tracing
 
 log = structlog.get_logger("duly.run")
 _AFTER_OUTAGE = timedelta(seconds=1)
@@ -86,7 +86,7 @@ class Runner:
     async def run(self, handler: Handler, jobs: Sequence[Job]) -> Result:
         """Run a unit."""
         first = jobs[0]
-        with originating(_origin(first)):
+        with originating(first):
             if not tracing():
                 return self._ended(await self._dispatch(handler, jobs))
             attributes: dict[str, str | int] = {
@@ -96,6 +96,18 @@ class Runner:
             }
             with span(f"run {handler.name}", kind=SpanKind.CONSUMER, parent=first.traceparent, attributes=attributes):
                 return self._ended(await self._dispatch(handler, jobs))
+
+    async def run_plain(self, handler: Handler, job: Job, began: float) -> Settlement:
+        """Run an ``async def`` without a transaction: the same as ``run``, without what it does not need."""
+        context = JobContext(job, began, self._progress)
+        try:
+            with originating(job):
+                failpoint("worker.before_handler")
+                returned = await (handler.function(context) if handler.takes_argument else handler.function())
+                failpoint("worker.handler_done")
+            return settle.decide(job, context.outcome(returned), monotonic() - began)
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything; retry.py decides what follows
+            return self._failed(job, handler, error, monotonic() - began)
 
     async def _dispatch(self, handler: Handler, jobs: Sequence[Job]) -> Result:
         if handler.batch > 1:
@@ -140,6 +152,8 @@ class Runner:
                 async with self._db.transaction() as tx:
                     await handler.mark(tx, [job])
                     await self._settle(tx, [settlement])
+                    failpoint("inbox.noted")
+                failpoint("inbox.committed")
                 return Result(committed=[settlement])
             except OutcomeUnknown:
                 found = await self._look_up(handler, job, began)
@@ -193,7 +207,7 @@ class Runner:
         """One job of a group: with its own origin and time limit, and its failure is told from the others'."""
         began = monotonic()
         try:
-            with originating(_origin(job)):
+            with originating(job):
                 async with asyncio.timeout(handler.timeout_seconds or self._time_limit_seconds):
                     outcome = await self._handle(handler, [job], tx)
             if isinstance(outcome, Snooze | Fail):
@@ -218,6 +232,7 @@ class Runner:
     def _commit_sync(self, handler: Handler, jobs: Sequence[Job], began: float) -> list[Settlement]:
         with self._db.transaction_sync() as tx:
             seen = handler.mark_sync(tx, jobs)
+            failpoint("inbox.marked")
             fresh = [job for job in jobs if job.id not in seen]
             settlements = [Settlement(job, "duplicate", 0.0, "processed before") for job in jobs if job.id in seen]
             if fresh:
@@ -264,6 +279,7 @@ class Runner:
                 return result
             except Exception as error:  # noqa: BLE001 - of nobody in particular: each by itself
                 log.info("group_split", name=handler.name, size=len(together), error=type(error).__name__)
+                failpoint("worker.group_split")
                 break
             if not together:
                 return result
@@ -294,6 +310,7 @@ class Runner:
                     result.to_write.append(self._failed(part[0], handler, error, monotonic() - began))
                 else:
                     log.info("batch_split", name=handler.name, size=len(part), error=type(error).__name__)
+                    failpoint("worker.batch_split")
                     middle = len(part) // 2
                     parts += [part[middle:], part[:middle]]
         return result
@@ -330,8 +347,7 @@ class Runner:
     def _argument(self, job: Job) -> Any:
         if job.event_id is not None:
             return job.argument
-        started = job.claimed_at + timedelta(seconds=monotonic() - job.claimed_mono)
-        return JobContext(job, started, self._progress)
+        return JobContext(job, monotonic(), self._progress)
 
     def _failed(self, job: Job, handler: Handler, error: Exception, seconds: float) -> Settlement:
         """A failure, unless our own database went away under the handler's transaction: that is nobody's attempt.
@@ -376,6 +392,7 @@ class Runner:
 
     async def _ask(self, handler: Handler, job: Job, began: float) -> Result:
         """Still ours: it did not happen (the row lock waits while it might). Gone with our execution: it did."""
+        failpoint("worker.resolving")
         connection = await self._db.connect(application="duly-resolve")
         try:
             still_held = await fetch(connection, sql.LOCK_HELD_JOB, id=job.id, token=job.lease_token)
@@ -405,17 +422,13 @@ class _OneOfMany(Exception):
         self.job, self.error, self.seconds = job, error, seconds
 
 
-def _origin(job: Job) -> Origin:
-    return Origin(job.correlation_id, job.event_id or job.execution_id, job.traceparent)
-
-
 def _outcome(argument: Any, returned: Any) -> Outcome:
     if isinstance(argument, JobContext):
         return argument.outcome(returned)
     return returned if isinstance(returned, Outcome) else Done()
 
 
-def _check_all_ours(settlements: Sequence[Settlement], settled: set[int]) -> None:
-    lost = {settlement.job.id for settlement in settlements} - settled
+def _check_all_ours(settlements: Sequence[Settlement], settled: set[Lease]) -> None:
+    lost = {settlement.job.id for settlement in settlements if settlement.job.lease not in settled}
     if lost:
         raise LeaseLost(f"{len(lost)} of {len(settlements)} jobs are another worker's now", lost)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from duly.db import Statement, describe_error, fetch, fetch_sync
+from duly.failpoints import failpoint
 from duly.jobs import sql
-from duly.jobs.handlers import MAX_MESSAGE, Handler, Job, ReportedFailure
+from duly.jobs.handlers import MAX_MESSAGE, Handler, Job, Lease, ReportedFailure, number_runs
 from duly.jobs.outcomes import Cancel, Done, Fail, Outcome, Snooze
 from duly.jobs.retry import backoff
 from duly.messages import storable
+
+_NO_WAIT = timedelta(0)
 
 
 @dataclass(slots=True)
@@ -23,20 +27,22 @@ class Settlement:
     outcome: str
     seconds: float
     message: str | None = None
-    wait: timedelta = timedelta(0)
+    wait: timedelta = _NO_WAIT
     reason: str | None = None
     error_kind: str | None = None
 
 
 def decide(job: Job, outcome: Outcome, seconds: float) -> Settlement:
     """The settlement of a run that returned."""
+    if type(outcome) is Done:
+        return Settlement(job, "done", seconds, _clip(outcome.message))
     if isinstance(outcome, Snooze):
         return Settlement(job, "snoozed", seconds, _clip(outcome.reason), wait=outcome.wait)
     if isinstance(outcome, Cancel):
         return Settlement(job, "cancelled", seconds, _clip(outcome.reason))
     if isinstance(outcome, Fail):
         return Settlement(job, "buried", seconds, _clip(outcome.reason), reason="failed_for_good", error_kind="Fail")
-    return Settlement(job, "done", seconds, _clip(outcome.message) if isinstance(outcome, Done) else None)
+    return Settlement(job, "done", seconds)
 
 
 def decide_failure(job: Job, handler: Handler, error: BaseException, seconds: float) -> Settlement:
@@ -63,24 +69,30 @@ def decide_takeover(job: Job, handler: Handler) -> Settlement | None:
     return Settlement(job, "buried", 0.0, message, reason="worker_died", error_kind="WorkerDied")
 
 
-async def write(tx: Any, settlements: Sequence[Settlement], *, worker: str) -> set[int]:
-    """Settle on any asynchronous connection; the ids of the jobs that were still ours."""
-    settled: set[int] = set()
+def decide_unreadable(job: Job, why: str) -> Settlement:
+    """The settlement of a job whose event cannot be given to anybody."""
+    return Settlement(job, "buried", 0.0, why, reason="event_missing", error_kind="EventMissing")
+
+
+async def write(tx: Any, settlements: Sequence[Settlement], *, worker: str) -> set[Lease]:
+    """Settle on any asynchronous connection; the leases that were still ours."""
+    settled: set[Lease] = set()
     if keys := ordered_keys(settlements):
         await fetch(tx, sql.LOCK_ORDER, **keys)
     for statement, some in _by_statement(settlements):
-        rows = await fetch(tx, statement, **_values(some, worker))
-        settled.update(row[0] for row in rows)
+        settled.update(map(tuple, await fetch(tx, statement, **_values(statement, some, worker))))
+        failpoint("settle.written")
     return settled
 
 
-def write_sync(tx: Any, settlements: Sequence[Settlement], *, worker: str) -> set[int]:
+def write_sync(tx: Any, settlements: Sequence[Settlement], *, worker: str) -> set[Lease]:
     """Settle on a synchronous session."""
-    settled: set[int] = set()
+    settled: set[Lease] = set()
     if keys := ordered_keys(settlements):
         fetch_sync(tx, sql.LOCK_ORDER, **keys)
     for statement, some in _by_statement(settlements):
-        settled.update(row[0] for row in fetch_sync(tx, statement, **_values(some, worker)))
+        settled.update(map(tuple, fetch_sync(tx, statement, **_values(statement, some, worker))))
+        failpoint("settle.written")
     return settled
 
 
@@ -102,24 +114,33 @@ _STATEMENTS: dict[str, Statement] = {
 
 
 def _by_statement(settlements: Sequence[Settlement]) -> list[tuple[Statement, list[Settlement]]]:
+    """Of two runs of one job only the later can still hold it: the worker lost it, and took it again."""
+    latest = {s.job.id: s for s in sorted(settlements, key=_token)}
     groups: dict[Statement, list[Settlement]] = {}
-    for settlement in settlements:
+    for settlement in latest.values():
         groups.setdefault(_STATEMENTS[settlement.outcome], []).append(settlement)
     return list(groups.items())
 
 
-def _values(settlements: Sequence[Settlement], worker: str) -> dict[str, Any]:
-    return {
-        "ids": [s.job.id for s in settlements],
-        "tokens": [s.job.lease_token for s in settlements],
-        "execution_ids": [s.job.execution_id for s in settlements],
-        "seconds": [s.seconds for s in settlements],
-        "outcomes": [s.outcome for s in settlements],
-        "messages": [s.message for s in settlements],
-        "waits_seconds": [s.wait.total_seconds() for s in settlements],
-        "reasons": [s.reason for s in settlements],
-        "error_kinds": [s.error_kind for s in settlements],
-        "worker": worker,
+_token = operator.attrgetter("job.lease_token")
+_COLUMNS: dict[str, Callable[[Settlement], Any]] = {
+    "ids": lambda s: s.job.id,
+    "tokens": lambda s: s.job.lease_token,
+    "execution_ids": lambda s: s.job.execution_id,
+    "seconds": lambda s: s.seconds,
+    "outcomes": lambda s: s.outcome,
+    "messages": lambda s: s.message,
+    "waits_seconds": lambda s: s.wait.total_seconds(),
+    "reasons": lambda s: s.reason,
+    "error_kinds": lambda s: s.error_kind,
+}
+
+
+def _values(statement: Statement, settlements: Sequence[Settlement], worker: str) -> dict[str, Any]:
+    """One array for each column that the statement asks for."""
+    number_runs([s.job for s in settlements])
+    return {"worker": worker} | {
+        name: [column(s) for s in settlements] for name, column in _COLUMNS.items() if name in statement.names
     }
 
 

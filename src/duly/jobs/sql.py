@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from duly.db import Statement
 
+# What a claim returns, in the order of ``handlers.Job``. Moments are seconds since 1970: a driver makes a float in a
+# tenth of the time that a datetime takes, and hardly anybody asks for it.
 _CLAIMED = """
-    id, name, entity_id, payload::text AS payload, priority, run_at, due_at, original_delay, retry_count, max_retries,
-    backoff_seconds,
-    source, event_id, order_key, correlation_id, causation_id, traceparent, lease_token, claimed_at, lost_by
+    id, name, entity_id, payload, priority, run_epoch, due_epoch, delay_seconds, retry_count, max_retries,
+    backoff_seconds, source, event_id, order_key, correlation_id, causation_id, traceparent, lease_token, claimed_epoch,
+    lost_by
+"""
+_RETURNED = """
+    id, name, entity_id, payload::text AS payload, priority, date_part('epoch', run_at) AS run_epoch,
+    date_part('epoch', due_at) AS due_epoch, date_part('epoch', original_delay) AS delay_seconds, retry_count,
+    max_retries, backoff_seconds, source, event_id, order_key, correlation_id, causation_id, traceparent, lease_token,
+    date_part('epoch', claimed_at) AS claimed_epoch, lost_by
 """
 
 # One index probe for each (priority, name); the outer LIMIT stops the walk, so exactly as many rows are locked as are
@@ -37,7 +45,7 @@ WITH claimed AS (
         ) AS picked
         LIMIT CAST(:limit AS int)))
     RETURNING """
-    + _CLAIMED
+    + _RETURNED
     + """, lost_token, lost_claimed_at
 ), lost AS (
     INSERT INTO duly.executions (execution_id, job_id, name, entity_id, source, started_at, completed_at, succeeded,
@@ -55,8 +63,9 @@ SELECT """
 LOCK_LIMITED_NAME = Statement(
     "SELECT pg_try_advisory_xact_lock(hashtextextended('duly.limit ' || CAST(:name AS text), 0))"
 )
+# Whoever gives a lost job's slot away fences its holder, who may only have stalled and would renew or settle it.
 FREE_LOST_SLOTS = Statement("""
-UPDATE duly.jobs SET slot = NULL
+UPDATE duly.jobs SET slot = NULL, lease_token = nextval('duly.lease_tokens')
 WHERE name = CAST(:name AS text) AND slot IS NOT NULL AND lease_expires_at < clock_timestamp()
 """)
 COUNT_FREE_SLOTS = Statement("""
@@ -84,13 +93,16 @@ CROSS JOIN LATERAL (
     ORDER BY j.run_at LIMIT 1) AS soonest
 """)
 
-_GIVEN = """
-given AS (
-    SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:tokens AS bigint[]), CAST(:execution_ids AS uuid[]),
-                         CAST(:seconds AS float8[]), CAST(:outcomes AS text[]), CAST(:messages AS text[]),
-                         CAST(:waits_seconds AS float8[]), CAST(:reasons AS text[]), CAST(:error_kinds AS text[]))
-        AS g(id, token, execution_id, seconds, outcome, message, wait_seconds, reason, error_kind)
-)"""
+_ENDED = """CAST(:ids AS bigint[]), CAST(:tokens AS bigint[]), CAST(:execution_ids AS uuid[]),
+    CAST(:seconds AS float8[]), CAST(:outcomes AS text[]), CAST(:messages AS text[])"""
+_ENDED_COLUMNS = "id, token, execution_id, seconds, outcome, message"
+
+
+def _given(values: str = "", columns: str = "") -> str:
+    """What the worker says of its runs, one row for each."""
+    return " given AS (SELECT * FROM unnest(" + _ENDED + values + ") AS g(" + _ENDED_COLUMNS + columns + "))"
+
+
 _HELD = "id = ANY(CAST(:ids AS bigint[])) AND (id, lease_token) IN (SELECT g.id, g.token FROM given g)"
 _LOG = """
     INSERT INTO duly.executions (execution_id, job_id, name, entity_id, source, started_at, completed_at, succeeded,
@@ -105,19 +117,19 @@ _LOG = """
 # The lease token is in the predicate of every terminal write: what comes back is what was really settled.
 COMPLETE_JOBS = Statement(
     "WITH"
-    + _GIVEN
+    + _given()
     + ", settled AS (DELETE FROM duly.jobs WHERE "
     + _HELD
     + """
     RETURNING id, name, entity_id, source, retry_count AS ran_as, NULL::timestamptz AS next_run_at, event_id,
               correlation_id, causation_id)"""
     + _LOG
-    + "RETURNING job_id"
+    + "RETURNING job_id, lease_token"
 )
 
 POSTPONE_JOBS = Statement(
     "WITH"
-    + _GIVEN
+    + _given(", CAST(:waits_seconds AS float8[])", ", wait_seconds")
     + """, settled AS (
     UPDATE duly.jobs SET
         run_at = duly.now() + make_interval(secs => (SELECT g.wait_seconds FROM given g WHERE g.id = duly.jobs.id)),
@@ -135,14 +147,14 @@ POSTPONE_JOBS = Statement(
               retry_count - (SELECT (g.outcome = 'retried')::int FROM given g WHERE g.id = duly.jobs.id) AS ran_as,
               run_at AS next_run_at, event_id, correlation_id, causation_id)"""
     + _LOG
-    + "RETURNING job_id"
+    + "RETURNING job_id, lease_token"
 )
 
 # The dead letter is written by the statement that deletes the job, so an ordered aggregate stays held (the trigger
 # that lets the next one run looks after both).
 BURY_JOBS = Statement(
     "WITH"
-    + _GIVEN
+    + _given(", CAST(:reasons AS text[]), CAST(:error_kinds AS text[])", ", reason, error_kind")
     + ", settled AS (DELETE FROM duly.jobs WHERE "
     + _HELD
     + """
@@ -159,11 +171,11 @@ BURY_JOBS = Statement(
     FROM settled s JOIN given g ON g.id = s.id
 ), logged AS ("""
     + _LOG
-    + """RETURNING job_id, name, message
+    + """RETURNING job_id, lease_token, name, message
 ), raised AS (
     SELECT duly.alert('dead_letter', l.name, min(l.message)) FROM logged l GROUP BY l.name
 )
-SELECT l.job_id FROM logged l, (SELECT count(*) FROM raised) AS forced"""
+SELECT l.job_id, l.lease_token FROM logged l, (SELECT count(*) FROM raised) AS forced"""
 )
 
 # For jobs that never started: back to where they were, no row in the history, nothing counted.

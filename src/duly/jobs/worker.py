@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,12 @@ from duly.duty import OUTAGE_BACKOFF_SECONDS, Cycle, Duty
 from duly.errors import LeaseLost
 from duly.failpoints import failpoint
 from duly.jobs import settle, sql
-from duly.jobs.handlers import Handler, Job, job_from
+from duly.jobs.claim import Claims
+from duly.jobs.handlers import Handler, Job
 from duly.jobs.heartbeat import Heartbeat, Leases
 from duly.jobs.run import Runner
 from duly.jobs.settle import Settlement
-from duly.telemetry import JobMetrics
+from duly.telemetry import JobMetrics, tracing
 from duly.wakeup import Wakeup, wait_for_any
 
 log = structlog.get_logger("duly.worker")
@@ -32,10 +33,13 @@ ABANDON_AFTER_SECONDS = 5.0
 WATCH_SECONDS = 0.5
 STOP_SECONDS = 2.0
 HOARD_SECONDS = 2.0
-LOOK_AROUND_SECONDS = 60.0
+MAX_AHEAD = 2 * CLAIM_BATCH  # claimed and not yet started, when handlers are quick
+MAX_UNSETTLED = 4 * CLAIM_BATCH  # held by a worker in all
+TURN_SECONDS = 0.001
+LINGER_SECONDS = 0.003
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Unit:
     """What one slot runs at a time: one job, a group of them, or many events of a batch consumer."""
 
@@ -71,9 +75,8 @@ class Worker(Duty):
         self.time_limit_seconds = settings.job_timeout_seconds
         self.poll_seconds = settings.poll_seconds
         self.counts: dict[str, int] = {}
-        self._free_names = [name for name, handler in self.handlers.items() if handler.limit is None]
-        self._limited = [handler for handler in self.handlers.values() if handler.limit is not None]
-        self._metrics = {name: JobMetrics(name) for name in self.handlers}
+        self._claims = Claims(self.handlers, worker=self.identity, lease_seconds=self.lease_seconds)
+        self._metrics = {name: JobMetrics.of(name) for name in self.handlers}
         self._buffer: deque[Unit] = deque()
         self._buffered = asyncio.Event()
         self._running: set[Unit] = set()
@@ -85,10 +88,10 @@ class Worker(Duty):
         self._tasks: list[asyncio.Task[Any]] = []
         self._started = False
         self._stopping = False
-        self._looked_around_at = float("-inf")
         self._claim_unanswered = False
         self._asked_at = float("-inf")
-        self._turn = 0
+        self._low_water = self.concurrency
+        self._traced = False
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -161,103 +164,83 @@ class Worker(Duty):
 
     # -- claiming -----------------------------------------------------------------------------------------------
 
-    async def cycle(self, most: int = CLAIM_BATCH * 2) -> Cycle:
+    async def cycle(self, most: int = CLAIM_BATCH) -> Cycle:
         """Claim as much as there is room for, and hand it to the slots."""
         await self._give_back(before=monotonic() - HOARD_SECONDS)
-        room = min(self._room(), most)
+        room = min(self._room(), most, CLAIM_BATCH)
         if room <= 0:
             await self._look_alive()
             return Cycle(0, wait_seconds=None)
         failpoint("worker.before_claim")
         connection = await self.connection()
         self._asked_at = monotonic()
-        await self._look_around(connection)
+        if self._claim_unanswered:
+            await self._claims.give_back_unknown(connection, self._leases.ids())
+        if backlog := await self._claims.look_around(connection):
+            self.counts["backlog"] = backlog
         self._claim_unanswered = True
-        jobs = await self._claim(connection, room)
+        jobs = await self._claims.take(connection, room)
         self._claim_unanswered = False
         failpoint("worker.claimed")
-        if jobs:
-            try:
-                await self._accept(connection, jobs)
-            except BaseException:
-                self._claim_unanswered = True  # they are leased and will not run: given back at the next cycle
-                for job in jobs:
-                    self._leases.drop(job)
-                raise
-            return Cycle(len(jobs))
-        rows = await fetch(connection, sql.SECONDS_TO_NEXT_JOB, names=list(self.handlers))
-        return Cycle(0, wait_seconds=rows[0][0])
+        if not jobs:
+            return Cycle(0, wait_seconds=await self._claims.seconds_to_next(connection))
+        try:
+            await self._accept(connection, jobs)
+        except BaseException:
+            self._claim_unanswered = True  # they are leased and will not run: given back at the next cycle
+            for job in jobs:
+                self._leases.drop(job)
+            raise
+        return Cycle(len(jobs))
 
     def _room(self) -> int:
-        """How many to claim now; none until half of what may be ahead is used up, so that claims stay large."""
-        ahead = min(CLAIM_BATCH, int(self.concurrency * PREFETCH_SECONDS / max(self._mean_seconds, 1e-5)))
-        room = self.concurrency + ahead - len(self._leases)
-        return room if room > ahead // 2 or not self._buffer else 0
+        """How many to claim now; none until half of what may be ahead is used up, so that claims stay large.
 
-    async def _claim(self, connection: Any, room: int) -> list[Job]:
-        jobs: list[Job] = []
-        self._turn += 1
-        in_turn = [*self._limited, None] if self._turn % 2 else [None, *self._limited]  # each kind is first in turn
-        for handler in in_turn:
-            if len(jobs) >= room:
-                break
-            if handler is not None:
-                jobs += await self._claim_limited(connection, handler, room - len(jobs))
-            elif self._free_names:
-                self._free_names.append(self._free_names.pop(0))  # and so is each name
-                jobs += await self._claim_names(connection, self._free_names, room - len(jobs))
-        jobs.sort(key=lambda job: (job.priority, job.run_at, job.id))
-        return jobs
-
-    async def _claim_names(self, connection: Any, names: Sequence[str], limit: int) -> list[Job]:
-        rows = await fetch(
-            connection, sql.CLAIM_JOBS, names=list(names), limit=limit, worker=self.identity,
-            lease_seconds=self.lease_seconds,
-        )  # fmt: skip
-        now = monotonic()
-        return [job_from(row, now) for row in rows]
-
-    async def _claim_limited(self, connection: Any, handler: Handler, room: int) -> list[Job]:
-        """A name that may run only so often at once, everywhere: its claims take turns, each job takes a slot."""
-        async with atomic(connection):
-            if not (await fetch(connection, sql.LOCK_LIMITED_NAME, name=handler.name))[0][0]:
-                return []
-            await fetch(connection, sql.FREE_LOST_SLOTS, name=handler.name)
-            rows = await fetch(connection, sql.COUNT_FREE_SLOTS, name=handler.name, slots=handler.limit)
-            jobs = await self._claim_names(connection, [handler.name], min(room, rows[0][0])) if rows[0][0] else []
-            if jobs:
-                ids = [job.id for job in jobs]
-                await fetch(connection, sql.TAKE_SLOTS, name=handler.name, slots=handler.limit, ids=ids)
-            return jobs
+        What has run and is being settled takes no room: the next claim overlaps with it, within a bound.
+        """
+        ahead = min(MAX_AHEAD, int(self.concurrency * PREFETCH_SECONDS / max(self._mean_seconds, 1e-5)))
+        waiting = sum(len(unit.jobs) for unit in self._buffer) + sum(len(unit.jobs) for unit in self._running)
+        self._low_water = max(self.concurrency, ahead // 2)
+        if self._buffer and waiting > self.concurrency + ahead // 2:
+            return 0
+        return min(self.concurrency + ahead - waiting, self.concurrency + MAX_UNSETTLED - len(self._leases))
 
     async def _accept(self, connection: Any, jobs: list[Job]) -> None:
+        self._traced = tracing()
         by_name: dict[str, list[Job]] = {}
         for job in jobs:
             self._leases.add(job)
-            self._metrics[job.name].lateness.observe(max(0.0, (job.claimed_at - job.run_at).total_seconds()))
-            if job.lost_by is not None:
-                self._metrics[job.name].rescued.inc()
-                log.warning("job_taken_over", job_id=job.id, name=job.name, worker_lost=job.lost_by)
             by_name.setdefault(job.name, []).append(job)
         for name, some in by_name.items():
             await self.handlers[name].load(connection, some)
         # Only now: what a failed load gives back must not run as well.
         units = [unit for name, some in by_name.items() for unit in self._units(self.handlers[name], some)]
-        units.sort(key=lambda unit: (unit.jobs[0].priority, unit.jobs[0].run_at, unit.jobs[0].id))
+        if len(by_name) > 1:
+            units.sort(key=lambda unit: unit.jobs[0].turn)
         self._buffer.extend(units)
         self._buffered.set()
 
-    def _units(self, handler: Handler, jobs: list[Job]) -> Iterable[Unit]:
-        limit = handler.timeout_seconds or self.time_limit_seconds
+    def _units(self, handler: Handler, jobs: list[Job]) -> list[Unit]:
+        """The claimed jobs of a name in the sizes it runs them in, without those that end here."""
+        metrics = self._metrics[jobs[0].name]
         ready: list[Job] = []
         for job in jobs:
-            if (ended := settle.decide_takeover(job, handler)) or (ended := _event_missing(job)):
-                self._finish([ended])
+            metrics.lateness.observe(job.late_seconds)
+            if job.lost_by is not None:
+                metrics.rescued += 1
+                log.warning("job_taken_over", job_id=job.id, name=job.name, worker_lost=job.lost_by)
+                if ended := settle.decide_takeover(job, handler):
+                    self._finish([ended])
+                    continue
+            if job.unreadable is not None:
+                self._finish([settle.decide_unreadable(job, job.unreadable)])
             else:
                 ready.append(job)
-        for start in range(0, len(ready), handler.unit_size):
-            some = ready[start : start + handler.unit_size]
-            yield Unit(handler, some, limit * len(some) if handler.group > 1 else limit)
+        limit = handler.timeout_seconds or self.time_limit_seconds
+        if handler.unit_size == 1:
+            return [Unit(handler, [job], limit) for job in ready]
+        parts = [ready[start : start + handler.unit_size] for start in range(0, len(ready), handler.unit_size)]
+        return [Unit(handler, part, limit * len(part) if handler.group > 1 else limit) for part in parts]
 
     async def _look_alive(self) -> None:
         """All slots are busy: ask the database now and then, so that our health is true."""
@@ -265,60 +248,46 @@ class Worker(Duty):
             self._asked_at = monotonic()
             await (await self.connection()).execute("SELECT 1")
 
-    async def _look_around(self, connection: Any) -> None:
-        """Now and then: jobs nobody here can run, and jobs we hold without knowing because a claim got no answer."""
-        if self._claim_unanswered:
-            known = list(self._leases.ids())
-            await fetch(connection, sql.RELEASE_UNKNOWN, worker=self.identity, known=known)
-            self._claim_unanswered = False
-        if monotonic() - self._looked_around_at < LOOK_AROUND_SECONDS:
-            return
-        if self._looked_around_at == float("-inf"):
-            await self._report_backlog(connection)
-        self._looked_around_at = monotonic()
-        for name, count in await fetch(connection, sql.FIND_UNKNOWN_NAMES, names=list(self.handlers)):
-            log.warning("no_handler", name=name, waiting=count, left_for="a worker that has one")
-
-    async def _report_backlog(self, connection: Any) -> None:
-        """After downtime: say how much waited, from when to when, before it is worked off, oldest first."""
-        rows = await fetch(connection, sql.COUNT_BACKLOG, names=list(self.handlers))
-        count, oldest, newest = rows[0]
-        if count:
-            log.warning("backlog_found", count=count, oldest=str(oldest), newest=str(newest))
-            self.counts["backlog"] = count
-
     # -- running ------------------------------------------------------------------------------------------------
 
     async def _slot(self) -> None:
+        task = asyncio.current_task()
+        turn_ends = monotonic() + TURN_SECONDS
         while True:
             while not self._buffer:
                 self._buffered.clear()
                 await self._buffered.wait()
             unit = self._buffer.popleft()
-            stale = [job for job in unit.jobs if not self._leases.is_fresh(job, lease_seconds=self.lease_seconds)]
-            self._forget(stale)
-            unit.jobs = [job for job in unit.jobs if job not in stale]
-            if not unit.jobs:
-                continue
-            await self._run_unit(unit)
+            now = monotonic()
+            if stale := [job for job in unit.jobs if not self._leases.is_fresh(job, self.lease_seconds, now)]:
+                self._forget(stale)
+                unit.jobs = [job for job in unit.jobs if job not in stale]
+                if not unit.jobs:
+                    continue
+            unit.task = task
+            await self._run_unit(unit, now)
             if unit.abandoned or self._stopping:
                 return  # another slot took this one's place, or none is needed any more
-            if len(self._buffer) < self.concurrency:
+            if len(self._buffer) < self._low_water:
                 self._woken.set()
+            if now >= turn_ends:  # handlers that never wait must not keep claims and settlements waiting
+                await asyncio.sleep(0)
+                turn_ends = monotonic() + TURN_SECONDS
 
-    async def _run_unit(self, unit: Unit) -> None:
-        unit.task = asyncio.current_task()
-        began = monotonic()
+    async def _run_unit(self, unit: Unit, began: float) -> None:
         unit.give_up_at = began + unit.time_limit_seconds
         for job in unit.jobs:
-            self._leases.restart(job, time_limit_seconds=unit.time_limit_seconds + ABANDON_AFTER_SECONDS)
+            job.give_up_at = unit.give_up_at + ABANDON_AFTER_SECONDS
         self._running.add(unit)
         try:
+            if unit.handler.is_plain and not self._traced:
+                self._results.append(await self._runner.run_plain(unit.handler, unit.jobs[0], began))
+                self._results_ready.set()
+                return
             result = await self._runner.run(unit.handler, unit.jobs)
             self._finish(result.to_write)
             self._forget(result.lost)
-            for settlement in result.committed:
-                self._settled(settlement)
+            self._settled(result.committed)
         except LeaseLost:
             self._forget(unit.jobs)
         except asyncio.CancelledError:
@@ -403,6 +372,8 @@ class Worker(Duty):
         try:
             while True:
                 await self._results_ready.wait()
+                if self._buffer and len(self._results) < SETTLE_BATCH // 2:
+                    await asyncio.sleep(LINGER_SECONDS)  # more is about to come: one commit for all of it
                 batch = self._results[:SETTLE_BATCH]
                 try:
                     if connection is None or connection.is_closed():
@@ -448,22 +419,20 @@ class Worker(Duty):
         else:
             async with atomic(connection):
                 settled = await settle.write(connection, batch, worker=self.identity)
-        for settlement in batch:
-            if settlement.job.id in settled:
-                self._settled(settlement)
-            else:
-                self._forget([settlement.job])
+        self._settled([one for one in batch if one.job.lease in settled])
+        self._forget([one.job for one in batch if one.job.lease not in settled])
 
-    def _settled(self, settlement: Settlement) -> None:
-        job = settlement.job
-        self._leases.drop(job)
-        self.counts[settlement.outcome] = self.counts.get(settlement.outcome, 0) + 1
-        self._metrics[job.name].finished(settlement.outcome, settlement.seconds)
-        if settlement.outcome in ("retried", "buried"):
-            log.warning(
-                f"job_{settlement.outcome}", job_id=job.id, name=job.name, retry_count=job.retry_count,
-                error=settlement.error_kind or (settlement.message or "").partition(":")[0],
-            )  # fmt: skip
+    def _settled(self, settlements: Sequence[Settlement]) -> None:
+        for one in settlements:
+            job, outcome = one.job, one.outcome
+            self._leases.drop(job)
+            self.counts[outcome] = self.counts.get(outcome, 0) + 1
+            self._metrics[job.name].ended(outcome, one.seconds)
+            if outcome in ("retried", "buried"):
+                log.warning(
+                    f"job_{outcome}", job_id=job.id, name=job.name, retry_count=job.retry_count,
+                    error=one.error_kind or (one.message or "").partition(":")[0],
+                )  # fmt: skip
         if not self._leases:
             self._idle.set()
 
@@ -471,7 +440,7 @@ class Worker(Duty):
         """Somebody else holds these now, or will; nothing of ours was written for them."""
         for job in jobs:
             self._leases.drop(job)
-            self._metrics[job.name].lost.inc()
+            self._metrics[job.name].lost += 1
             self.counts["lost"] = self.counts.get("lost", 0) + 1
             log.warning("lease_lost", job_id=job.id, name=job.name)
         if not self._leases:
@@ -491,9 +460,3 @@ class Worker(Duty):
             await self.close()
         for job in jobs:
             self._leases.drop(job)
-
-
-def _event_missing(job: Job) -> Settlement | None:
-    if job.unreadable is None:
-        return None
-    return Settlement(job, "buried", 0.0, job.unreadable, reason="event_missing", error_kind="EventMissing")

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from duly.db import Tx, fetch, request_poke
 from duly.errors import NotFound
+from duly.failpoints import failpoint
 from duly.operate import sql
 from duly.operate.alerts import resolve_idle_dead_letter_alerts
 from duly.operate.arguments import bulk_size, filter_text, page_size, row_id, signed
@@ -170,6 +171,7 @@ async def _retry(tx: Tx, chosen: list[Chosen], signature: dict[str, str | None])
     ids = [one.id for one in chosen]
     await fetch(tx, sql.LOCK_ORDER_OF_DEAD_LETTERS, ids=ids)
     await fetch(tx, sql.REQUEUE_DEAD_LETTERS, ids=ids)
+    failpoint("requeue.inserted")
     await fetch(tx, sql.REMOVE_RETRIED_DEAD_LETTERS, ids=ids, **signature)
     await _settle(tx, chosen)
 

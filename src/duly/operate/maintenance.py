@@ -6,6 +6,7 @@ from typing import Any
 
 from duly.db import Statement, Tx, fetch, request_poke
 from duly.errors import Invalid
+from duly.failpoints import failpoint
 from duly.idempotency.sql import FORGET_KEYS
 from duly.operate import sql_maintenance as sql
 from duly.operate.alerts import resolve_idle_dead_letter_alerts
@@ -29,6 +30,7 @@ async def create_partitions(tx: Tx, *, days_ahead: int = 7) -> str:
         parent: (await fetch(tx, sql.CREATE_PARTITIONS, parent=parent, days=days_ahead + 1))[0][0]
         for parent in ("events", "executions")
     }
+    failpoint("maintenance.created")
     return f"made {plural(made['events'], 'partition')} of events and {made['executions']} of executions"
 
 
@@ -42,6 +44,7 @@ async def drop_history(tx: Tx, *, events_days: int, executions_days: int) -> str
     ):
         days = _days(kept_days)
         dropped = (await fetch(tx, sql.DROP_PARTITIONS, parent=parent, days=days))[0][0]
+        failpoint("maintenance.dropped")
         kept = (await fetch(tx, sql.COUNT_KEPT_PARTITIONS, parent=parent, days=days))[0][0]
         gone, more = await _in_batches(tx, strays, days=days, batch=BATCH, batches=BATCHES)
         said.append(_dropped(parent, dropped, kept, gone))
@@ -106,6 +109,7 @@ async def _in_batches(tx: Tx, statement: Statement, *, days: int, batch: int, ba
     gone = 0
     for _ in range(batches):
         rows: Any = await fetch(tx, statement, days=days, batch=batch)
+        failpoint("maintenance.forgot")
         gone += rows[0][0]
         if rows[0][0] < batch:
             return gone, False

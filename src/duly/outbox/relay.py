@@ -113,8 +113,8 @@ class Relay(Duty):
         async with atomic(connection):
             lanes = await self._lock_lanes(connection)
             pending, held = await self._fetch(connection, lanes)
+            await self._settle(connection, [], held, [])  # now: whoever discards their head finds them parked
             if not pending:
-                await self._settle(connection, [], held, [])
                 return 0, 0, len(held)
             lanes = sorted({one.lane for one in pending})
             token = (await fetch(connection, sql.NEXT_TOKEN))[0][0]
@@ -130,7 +130,7 @@ class Relay(Duty):
             if ours != set(lanes):  # we were away for longer than the lease: another relay serves them now
                 log.warning("lanes_lost", lanes=len(set(lanes) - ours))
                 return 0, 0, 0
-            await self._settle(connection, sent, held, failures)
+            await self._settle(connection, sent, [], failures)
             failpoint("relay.before_commit")
         failpoint("relay.committed")
         self._count(sent)
@@ -175,8 +175,11 @@ class Relay(Duty):
         bodies = self.transport is not None
         rows = await fetch(connection, sql.FETCH_EVENTS, lanes=lanes, batch=self.batch, bodies=bodies) if lanes else []
         rows = sorted(rows, key=lambda row: row[0])
+        behind = {row[4] for row in rows if row[9]}  # parked by this cycle: whoever publishes their head frees them
         pending = [
-            Pending(row[0], row[1:8], row[2], row[3], row[4], row[8], bool(row[10])) for row in rows if not row[9]
+            Pending(row[0], row[1:8], row[2], row[3], row[4], row[8], bool(row[10]) or row[4] in behind)
+            for row in rows
+            if not row[9]
         ]
         return pending, [row[0] for row in rows if row[9]]
 
@@ -194,8 +197,10 @@ class Relay(Duty):
             await self._fail(connection, failures)
         if held:
             await fetch(connection, sql.PARK_EVENTS, seqs=held)
+            failpoint("relay.parked")
         if freed := [one.aggregate_id for one in published if one.holds]:
             await fetch(connection, sql.UNPARK_AGGREGATES, aggregates=freed)
+            failpoint("relay.unparked")
 
     async def _move(self, connection: Any, published: Sequence[Pending]) -> None:
         routes = _routes(published, await fetch(connection, sql.READ_CONSUMERS))

@@ -17,6 +17,7 @@ from sqlalchemy.pool import NullPool
 
 from duly.db import normal_dsn
 from duly.errors import Refused
+from duly.failpoints import failpoint
 
 ENGINE_MIGRATIONS = Path(__file__).parents[1] / "migrations"
 ADVISORY_KEY = 0x64756C79  # "duly": one migration at a time
@@ -24,6 +25,10 @@ WAIT_FOR_TURN = text("SELECT set_config('lock_timeout', '5min', false)")  # anot
 TAKE_TURN = text("SELECT pg_advisory_lock(:key)")
 # Rather fail than queue up behind a long transaction, and everybody else behind us.
 LIMIT_WAITING = text("SELECT set_config('lock_timeout', '5s', false)")
+# Whoever stands still between two statements (a frozen machine, a dead network) gives up its locks, and its turn.
+LIMIT_STANDING_STILL = text("""
+SELECT set_config('idle_in_transaction_session_timeout', '60s', false), set_config('idle_session_timeout', '60s', false)
+""")
 MAKE_SCHEMA = text("CREATE SCHEMA IF NOT EXISTS duly")
 
 
@@ -53,7 +58,9 @@ def migrate(
     """Upgrade to ``target``; runs once even when many processes start together."""
     with _connection(dsn) as connection:
         _take_turn(connection)
+        failpoint("migrate.turn_taken")
         command.upgrade(_config(connection, directory, table), target)
+        failpoint("migrate.committed")
 
 
 def migrate_all(dsn: str, app: HasMigrations) -> None:
@@ -118,6 +125,7 @@ def _take_turn(connection: Connection) -> None:
         connection.execute(WAIT_FOR_TURN)
         connection.execute(TAKE_TURN, {"key": ADVISORY_KEY})
         connection.execute(LIMIT_WAITING)
+        connection.execute(LIMIT_STANDING_STILL)
         connection.execute(MAKE_SCHEMA)
 
 

@@ -86,6 +86,7 @@ class Scheduler(Duty):
             failpoint("tick.inserted")
             await _advance(connection, verdicts)
             await _update_alerts(connection, verdicts)
+            failpoint("tick.advanced")
         return verdicts
 
     async def _replan(self, connection: Any) -> None:

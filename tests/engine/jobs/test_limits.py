@@ -13,11 +13,14 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from duly.db import Database, Tx
+from duly.db import Database, Tx, fetch
+from duly.jobs import settle, sql
 from duly.jobs import worker as worker_module
+from duly.jobs.claim import Claims
 from duly.jobs.handlers import JobContext
 from duly.jobs.outcomes import Fail, Outcome, Snooze
 from duly.jobs.schedule import schedule
+from duly.jobs.settle import Settlement
 from duly.jobs.worker import Worker
 from tests.engine.jobs.process import Order, run
 from tests.engine.jobs.witness import (
@@ -424,3 +427,29 @@ async def test_urgent_work_goes_first_within_one_claim_too(db: Database, dsn: st
     worker._mean_seconds = 0.0001  # as after many quick jobs: it claims far ahead
     await worker.run_once()
     assert sorted(started[:2]) == ["urgent blue", "urgent red"]
+
+
+async def test_a_stalled_holder_whose_slot_was_given_away_is_fenced(db: Database, dsn: str) -> None:
+    """E3.4, E3.5: it can neither renew nor settle; otherwise three of two would run when it wakes up."""
+    schedule_numbers(dsn, "scan", 3)
+    one, other = (Claims(handlers(scan, limit=2), worker=worker, lease_seconds=60) for worker in ("one", "other"))
+    connection = await db.connect()
+    try:
+        first, second = await one.take(connection, 2)
+        held = {first.id: first.lease_token, second.id: second.lease_token}
+        rows(dsn, f"UPDATE duly.jobs SET lease_expires_at = now() - interval '1 s' WHERE id = {first.id}")
+        rows(dsn, f"UPDATE duly.jobs SET run_at = now() - interval '1 day' WHERE id NOT IN ({first.id}, {second.id})")
+        (third,) = await other.take(connection, 1)
+        assert third.id not in held
+        leases = {"ids": list(held), "tokens": list(held.values())}
+        await fetch(connection, sql.RENEW_LEASES, **leases, progress=[None, None], lease_seconds=60.0)
+        running = "SELECT count(*) FROM duly.queue WHERE status = 'Running'"
+        assert value(dsn, running) == 2
+        done = [Settlement(job, "done", 0.1) for job in (first, second, third)]
+        assert await settle.write(connection, done, worker="one") == {second.lease, third.lease}
+    finally:
+        await connection.close()
+
+
+async def scan() -> None:
+    """A handler for the tests that claim by hand."""

@@ -261,6 +261,21 @@ async def test_a_retry_that_succeeds_lets_the_next_ones_go(
     assert rows(dsn, "SELECT attempts FROM duly.events ORDER BY seq") == [(1,), (0,), (0,)]
 
 
+async def test_what_is_first_seen_when_the_retry_before_it_is_due_is_not_left_behind(
+    db: Database, dsn: str, clock: BusinessClock, broker: Broker
+) -> None:
+    """E1.5: it was parked in the transaction that published the one it waited for, and lay there for a minute."""
+    broker.rules.refuse["a1"] = "busy"
+    await emit_numbers(db, "a1", [1])
+    await relay_all(db, broker)
+    broker.rules.refuse.clear()
+    await emit_numbers(db, "a1", [2])
+    clock.advance(seconds=1)
+    await relay_all(db, broker)
+    assert broker.first_deliveries() == {"a1": [1, 2]}
+    assert rows(dsn, "SELECT seq FROM duly.outbox") == []
+
+
 # -- the transport ---------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,98 @@
+"""Takes jobs from the queue for one worker: each name in its turn, and no more of a limited name than it may run."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from duly.clock import monotonic
+from duly.db import atomic, fetch
+from duly.failpoints import failpoint
+from duly.jobs import sql
+from duly.jobs.handlers import Handler, Job
+
+log = structlog.get_logger("duly.worker")
+LOOK_AROUND_SECONDS = 60.0
+_turn = operator.attrgetter("turn")
+
+
+class Claims:
+    """What a worker asks of the queue."""
+
+    def __init__(self, handlers: Mapping[str, Handler], *, worker: str, lease_seconds: float) -> None:
+        self._worker = worker
+        self._lease_seconds = lease_seconds
+        self._names = list(handlers)
+        self._free_names = [name for name, handler in handlers.items() if handler.limit is None]
+        self._limited = [handler for handler in handlers.values() if handler.limit is not None]
+        self._turn = 0
+        self._looked_around_at = float("-inf")
+
+    async def take(self, connection: Any, room: int) -> list[Job]:
+        """Claim up to ``room`` jobs that are due, the most urgent first."""
+        jobs: list[Job] = []
+        self._turn += 1
+        in_turn = [*self._limited, None] if self._turn % 2 else [None, *self._limited]  # each kind is first in turn
+        for handler in in_turn:
+            if len(jobs) >= room:
+                break
+            if handler is not None:
+                jobs += await self._take_limited(connection, handler, room - len(jobs))
+            elif self._free_names:
+                self._free_names.append(self._free_names.pop(0))  # and so is each name
+                jobs += await self._take_names(connection, self._free_names, room - len(jobs))
+        jobs.sort(key=_turn)
+        return jobs
+
+    async def _take_names(self, connection: Any, names: Sequence[str], limit: int) -> list[Job]:
+        rows = await fetch(
+            connection, sql.CLAIM_JOBS, names=list(names), limit=limit, worker=self._worker,
+            lease_seconds=self._lease_seconds,
+        )  # fmt: skip
+        now = monotonic()
+        return [Job(row, now) for row in rows]
+
+    async def _take_limited(self, connection: Any, handler: Handler, room: int) -> list[Job]:
+        """A name that may run only so often at once, everywhere: its claims take turns, each job takes a slot."""
+        async with atomic(connection):
+            if not (await fetch(connection, sql.LOCK_LIMITED_NAME, name=handler.name))[0][0]:
+                return []
+            await fetch(connection, sql.FREE_LOST_SLOTS, name=handler.name)
+            rows = await fetch(connection, sql.COUNT_FREE_SLOTS, name=handler.name, slots=handler.limit)
+            jobs = await self._take_names(connection, [handler.name], min(room, rows[0][0])) if rows[0][0] else []
+            if jobs:
+                ids = [job.id for job in jobs]
+                await fetch(connection, sql.TAKE_SLOTS, name=handler.name, slots=handler.limit, ids=ids)
+                failpoint("worker.before_claim_commit")
+            return jobs
+
+    async def give_back_unknown(self, connection: Any, known: Sequence[int]) -> None:
+        """What we hold without knowing, because a claim got no answer."""
+        await fetch(connection, sql.RELEASE_UNKNOWN, worker=self._worker, known=list(known))
+
+    async def seconds_to_next(self, connection: Any) -> float | None:
+        """How long until the next job of ours is due; None if there is none."""
+        rows = await fetch(connection, sql.SECONDS_TO_NEXT_JOB, names=self._names)
+        seconds: float | None = rows[0][0]
+        return seconds
+
+    async def look_around(self, connection: Any) -> int:
+        """Now and then: jobs nobody here can run. At the start: how much waited, before it is worked off."""
+        if monotonic() - self._looked_around_at < LOOK_AROUND_SECONDS:
+            return 0
+        is_first = self._looked_around_at == float("-inf")
+        backlog = await self._report_backlog(connection) if is_first else 0
+        self._looked_around_at = monotonic()
+        for name, count in await fetch(connection, sql.FIND_UNKNOWN_NAMES, names=self._names):
+            log.warning("no_handler", name=name, waiting=count, left_for="a worker that has one")
+        return backlog
+
+    async def _report_backlog(self, connection: Any) -> int:
+        rows = await fetch(connection, sql.COUNT_BACKLOG, names=self._names)
+        count, oldest, newest = rows[0]
+        if count:
+            log.warning("backlog_found", count=count, oldest=str(oldest), newest=str(newest))
+        return int(count)
