@@ -21,7 +21,7 @@ _RETURNED = """
 # One index probe for each (priority, name); the outer LIMIT stops the walk, so exactly as many rows are locked as are
 # taken. `id = ANY(ARRAY(...))` and not a join: a join turns into a sequential scan at some hundred rows. A lease that
 # expired is taken over here, and the run that was lost gets its row in the history in the same statement.
-CLAIM_JOBS = Statement(
+_CLAIM = (
     """
 WITH claimed AS (
     UPDATE duly.jobs SET
@@ -33,14 +33,11 @@ WITH claimed AS (
         lost_claimed_at = CASE WHEN lease_token IS NOT NULL THEN claimed_at END
     WHERE id = ANY(ARRAY(
         SELECT picked.id
-        FROM (SELECT n.name, p.priority
-              FROM unnest(CAST(:names AS text[])) WITH ORDINALITY AS n(name, place)
-              CROSS JOIN generate_series(1, 4) AS p(priority)
-              ORDER BY p.priority, n.place) AS lane
+        FROM {lanes} AS lane
         CROSS JOIN LATERAL (
             SELECT j.id FROM duly.jobs j
             WHERE j.name = lane.name AND j.priority = lane.priority AND j.run_at <= duly.now()
-              AND (j.lease_expires_at IS NULL OR j.lease_expires_at < clock_timestamp())
+              AND {and_so} (j.lease_expires_at IS NULL OR j.lease_expires_at < clock_timestamp())
             ORDER BY j.run_at, j.id LIMIT CAST(:limit AS int) FOR UPDATE SKIP LOCKED
         ) AS picked
         LIMIT CAST(:limit AS int)))
@@ -58,6 +55,28 @@ WITH claimed AS (
 SELECT """
     + _CLAIMED
     + " FROM claimed"
+)
+CLAIM_JOBS = Statement(
+    _CLAIM.replace(
+        "{lanes}",
+        """
+              (SELECT n.name, p.priority
+              FROM unnest(CAST(:names AS text[])) WITH ORDINALITY AS n(name, place)
+              CROSS JOIN generate_series(1, 4) AS p(priority)
+              ORDER BY p.priority, n.place)""",
+    ).replace("{and_so} ", "")
+)
+# The same from a moment on in each lane. While somebody keeps an old snapshot open, what was deleted cannot be cleaned
+# away: a claim from the start of the index would walk over all of it.
+CLAIM_JOBS_FROM = Statement(
+    _CLAIM.replace(
+        "{lanes}",
+        """
+              (SELECT l.name, l.priority, to_timestamp(l.start) AS start
+              FROM unnest(CAST(:names AS text[]), CAST(:priorities AS int[]), CAST(:starts AS float8[]))
+                   WITH ORDINALITY AS l(name, priority, start, place)
+              ORDER BY l.place)""",
+    ).replace("{and_so}", "j.run_at >= lane.start AND")
 )
 
 LOCK_LIMITED_NAME = Statement(
