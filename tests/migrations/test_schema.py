@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from alembic import command
 from psycopg import sql
 from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
@@ -22,7 +23,6 @@ from sqlalchemy.pool import NullPool
 import duly
 from duly.clock import monotonic
 from duly.errors import Refused
-from duly.runtime import migrate as migrate_module
 from duly.runtime.migrate import ENGINE_MIGRATIONS, check_schema, downgrade, migrate
 from duly.tables import metadata
 from duly.testing import TestServer
@@ -263,7 +263,7 @@ def test_a_migration_that_stands_still_gives_up_its_locks(dsn: str, monkeypatch:
         )
         seen.append(tuple(config.attributes["connection"].exec_driver_sql(settings).one()))
 
-    monkeypatch.setattr(migrate_module.command, "upgrade", look)
+    monkeypatch.setattr(command, "upgrade", look)
     migrate(dsn)
     assert seen == [("1min", "1min")]
 

@@ -82,7 +82,12 @@ jobs = Table(
         "(lease_token IS NULL) = (lease_expires_at IS NULL) AND (lease_token IS NULL) = (leased_by IS NULL)",
         name="jobs_lease_is_whole",
     ),
-    postgresql_with={"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.02, "autovacuum_vacuum_cost_delay": 0},
+    postgresql_with={
+        "fillfactor": 50,
+        "autovacuum_vacuum_scale_factor": 0.02,
+        "autovacuum_vacuum_cost_delay": 0,
+        "vacuum_truncate": "false",  # plans made on an empty queue must fit a full one
+    },
 )
 Index("jobs_ready", jobs.c.name, jobs.c.priority, jobs.c.run_at, jobs.c.id)
 Index("jobs_entity", jobs.c.entity_id, jobs.c.name, postgresql_where=text("entity_id IS NOT NULL"))
@@ -119,6 +124,7 @@ dead_letters = Table(
         "reason IN ('retries_used_up', 'failed_for_good', 'worker_died', 'event_missing')",
         name="dead_letters_reason_is_known",
     ),
+    postgresql_with={"vacuum_truncate": "false"},
 )
 Index("dead_letters_age", dead_letters.c.buried_at, dead_letters.c.id)
 Index("dead_letters_name", dead_letters.c.name, dead_letters.c.buried_at)

@@ -59,7 +59,12 @@ outbox = Table(
     CheckConstraint(
         "failed_at IS NULL OR (last_error IS NOT NULL AND attempts > 0)", name="outbox_failure_is_explained"
     ),
-    postgresql_with={"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.02, "autovacuum_vacuum_cost_delay": 0},
+    postgresql_with={
+        "fillfactor": 80,
+        "autovacuum_vacuum_scale_factor": 0.02,
+        "autovacuum_vacuum_cost_delay": 0,
+        "vacuum_truncate": "false",  # plans made on an empty queue must fit a full one
+    },
 )
 Index("outbox_ready", outbox.c.lane, outbox.c.seq, postgresql_where=text("NOT parked AND failed_at IS NULL"))
 Index(

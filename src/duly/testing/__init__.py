@@ -49,6 +49,7 @@ class TestServer:
         migrate(self.postgres.dsn(TEMPLATE))
         with psycopg.connect(self.postgres.dsn(TEMPLATE), autocommit=True) as connection:
             install_business_clock(connection)
+            connection.execute("VACUUM duly.jobs, duly.outbox, duly.dead_letters")
         self._templates = {}
 
     def stop(self) -> None:

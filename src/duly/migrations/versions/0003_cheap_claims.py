@@ -1,4 +1,4 @@
-"""Names and payloads of jobs are checked when they are made, not at every claim."""
+"""Claims that stay cheap: checks when a value is made, and plans that fit the queue when it is full."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Turn three constraints of the queue into those of two domains."""
+    """Turn three constraints into those of domains, and keep the queues' pages."""
     run_sql(__file__, "up")
 
 
 def downgrade() -> None:
-    """Turn them back."""
+    """Turn it back."""
     run_sql(__file__, "down")

@@ -1,4 +1,7 @@
 DROP VIEW duly.queue;
+ALTER TABLE duly.jobs RESET (vacuum_truncate);
+ALTER TABLE duly.outbox RESET (vacuum_truncate);
+ALTER TABLE duly.dead_letters RESET (vacuum_truncate);
 ALTER TABLE duly.jobs ALTER COLUMN name TYPE text, ALTER COLUMN payload TYPE jsonb,
     ADD CONSTRAINT jobs_is_named CHECK (name ~ '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$'),
     ADD CONSTRAINT jobs_payload_is_object CHECK (jsonb_typeof(payload) = 'object'),
