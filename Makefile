@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pooler test-versions fmt check lock clean bench bench-http
+.PHONY: help run test test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
+  bench-memory bench-report chaos simulate
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -39,8 +40,28 @@ test-pooler: $(STAMP) ## start-up checks against a real PgBouncer (installed fro
 test-versions: $(STAMP) ## the engine's core tests on every PostgreSQL from 15 to 18 that can be had here
 	@$(BIN)/python -m tests.versions
 
-bench: $(STAMP) ## measure duly against raw SQL in one run
-	@$(BIN)/python -m benchmarks
+bench: $(STAMP) ## measure duly, hand-written SQL and its peers in one run (installs the peers; ROUNDS)
+	@$(BIN)/python -m benchmarks --rounds $(or $(ROUNDS),3)
+
+bench-growth: $(STAMP) ## throughput and claim cost at a thousand to ten million rows
+	@$(BIN)/python -m benchmarks growth
+
+bench-snapshot: $(STAMP) ## throughput while an old snapshot is held open (MINUTES, 10)
+	@$(BIN)/python -m benchmarks snapshot --minutes $(or $(MINUTES),10)
+
+bench-memory: $(STAMP) ## memory of each process under load (MINUTES, 60)
+	@$(BIN)/python -m benchmarks memory --minutes $(or $(MINUTES),60)
+
+bench-report: $(STAMP) ## write docs/performance.md and its plots from what was measured
+	@$(BIN)/python -m benchmarks report
+
+chaos: $(STAMP) ## the crash matrix, the safeguards one by one, and chaos by seed (SEED, MINUTES)
+	@$(BIN)/python -m tests.crashes.matrix
+	@$(BIN)/python -m tests.chaos safeguards
+	@$(BIN)/python -m tests.chaos run --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
+
+simulate: $(STAMP) ## a million steps of every decision against a simple model (STEPS, SEED)
+	@$(BIN)/python -m tests.simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),1)
 
 bench-http: $(STAMP) ## measure the HTTP path with concurrent clients, and the hourly sweep at a million transfers
 	@$(BIN)/python -m benchmarks.http

@@ -1,1 +1,1 @@
-"""Every number quoted in the docs comes from here. ``make bench`` runs all of it."""
+"""Every number quoted in the docs comes from here. ``python -m benchmarks --help`` says what can be measured."""
