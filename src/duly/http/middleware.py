@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from duly.clock import monotonic
-from duly.errors import DulyError, Malformed, TooLarge
+from duly.errors import DulyError, Malformed, TooLarge, Unavailable
 from duly.http.bodies import Unreadable
 from duly.http.problems import database_facts, from_error, problem, translate
 from duly.ids import uuid7
@@ -83,6 +83,12 @@ class Boundary:
         try:
             limited.check_length(scope["headers"])
             await self._app(scope, limited.receive, exchange.send)
+        except asyncio.CancelledError:
+            if exchange.started:
+                raise
+            # The server stops and its grace is over: the task ends with this answer, which is all that is wanted of it.
+            stopping = Unavailable("this process is stopping; what was asked may or may not be done: try again")
+            await from_error(stopping, instance=f"urn:uuid:{exchange.correlation_id}")(scope, receive, exchange.send)
         except Exception as error:  # noqa: BLE001 - the last resort: everything becomes an answer
             known = error if isinstance(error, DulyError) else translate(error)
             if known is None or known.status == 500:

@@ -11,16 +11,21 @@ from typing import Any
 
 import httpx2
 import pytest
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
+from sqlalchemy import text
 
 from duly.db import Database
 from duly.http import Router
 from duly.http.api import create_api
+from duly.http.install import install
+from duly.http.transactions import RequestTx
+from duly.runtime.supervisor import create_server
 from duly.settings import Settings
 from duly.telemetry import HTTP_REQUESTS
 from tests.engine.cli.sample import app
-from tests.engine.http.serving import served
+from tests.engine.http.serving import listen, served
 from tests.engine.idempotency.shop import create_shop, effects, make_tables
+from tests.support import rows
 
 Client = httpx2.AsyncClient
 LIMIT = 2_000
@@ -238,3 +243,35 @@ async def test_the_size_is_a_setting(db: Database) -> None:
         assert [await ask(client, size) for size in (5_000, 5_001)] == [405, 413]
     async with served(create_api(db, [], Settings(), app)) as client:
         assert [await ask(client, size) for size in (1_048_576, 1_048_577)] == [405, 413]
+
+
+async def test_a_request_that_a_shutdown_cuts_off_is_503_and_leaves_nothing(dsn: str) -> None:
+    """E5.5: its grace is over; the client is told to try again, and another process will serve it."""
+    db = Database(dsn)
+    asked = asyncio.Event()
+    router = Router()
+
+    @router.post("/slow")
+    async def slow(tx: RequestTx) -> dict[str, str]:
+        await tx.execute(text("CREATE TABLE left_behind ()"))
+        asked.set()
+        await tx.execute(text("SELECT pg_sleep(30)"))
+        return {}
+
+    api = FastAPI()
+    install(api, db)
+    api.include_router(router)
+    listener = listen()
+    server = create_server(api, Settings(shutdown_grace_seconds=1))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with httpx2.AsyncClient(base_url=address, timeout=20) as client:
+        asking = asyncio.create_task(client.post("/slow"))
+        await asyncio.wait_for(asked.wait(), 10)
+        server.should_exit = True
+        answer = await asking
+    await serving
+    await db.close()
+    assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+    assert "retry-after" in answer.headers
+    assert rows(dsn, "SELECT to_regclass('left_behind')") == [(None,)]

@@ -1,0 +1,1 @@
+"""Chaos runs: real processes and a real PostgreSQL under faults, and a checker that can fail."""
