@@ -70,15 +70,18 @@ def _in_process(name: str, promise: str, scenario: str) -> Callable[[Callable[[]
     return register
 
 
-def _reword(name: str, promise: str, scenario: str, statement: Statement, text: str, by: str = "") -> None:
-    """A statement without a part of it, changed in place, so that whoever imported it has the new text."""
+def _reword(
+    name: str, promise: str, scenario: str, statements: Statement | tuple[Statement, ...], text: str, by: str = ""
+) -> None:
+    """Statements without a part of them, changed in place, so that whoever imported them has the new text."""
 
     def off() -> None:
         pattern = r"\s+".join(map(re.escape, text.split()))
-        changed, times = re.subn(pattern, lambda _: by, statement.sql, count=1)
-        if not times:
-            raise NotThere(f"{name}: {text!r} is not in the statement any more")
-        Statement.__init__(statement, changed)
+        for statement in statements if isinstance(statements, tuple) else (statements,):
+            changed, times = re.subn(pattern, lambda _: by, statement.sql, count=1)
+            if not times:
+                raise NotThere(f"{name}: {text!r} is not in the statement any more")
+            Statement.__init__(statement, changed)
 
     SAFEGUARDS[name] = Safeguard(name, promise, scenario, in_process=off)
 
@@ -111,18 +114,19 @@ def _replace(owner: Any, name: str, by: Any) -> Any:
 
 # -- leases --------------------------------------------------------------------------------------------------------
 
+_CLAIMS = (jobs_sql.CLAIM_JOBS, jobs_sql.CLAIM_JOBS_FROM)
 _TOKEN = "AND (id, lease_token) IN (SELECT g.id, g.token FROM given g)"
 _reword("fence_complete", "only the holder completes", "zombie_done", jobs_sql.COMPLETE_JOBS, _TOKEN)
 _reword("fence_postpone", "only the holder postpones", "zombie_raise", jobs_sql.POSTPONE_JOBS, _TOKEN)
 _reword("fence_bury", "only the holder buries", "zombie_fail", jobs_sql.BURY_JOBS, _TOKEN)
 _reword(
-    "claim_lease", "a living lease is not taken", "busy", jobs_sql.CLAIM_JOBS,
+    "claim_lease", "a living lease is not taken", "busy", _CLAIMS,
     "AND (j.lease_expires_at IS NULL OR j.lease_expires_at < clock_timestamp())",
 )  # fmt: skip
-_reword("claim_lock", "each job is claimed once", "burst", jobs_sql.CLAIM_JOBS, "FOR UPDATE SKIP LOCKED")
-_reword("run_at", "nothing before its time", "busy", jobs_sql.CLAIM_JOBS, "AND j.run_at <= duly.now()")
+_reword("claim_lock", "each job is claimed once", "burst", _CLAIMS, "FOR UPDATE SKIP LOCKED")
+_reword("run_at", "nothing before its time", "busy", _CLAIMS, "AND j.run_at <= duly.now()")
 _reword(
-    "takeover_counts", "a crash is an attempt", "killer", jobs_sql.CLAIM_JOBS,
+    "takeover_counts", "a crash is an attempt", "killer", _CLAIMS,
     "retry_count = retry_count + (lease_token IS NOT NULL)::int", "retry_count = retry_count",
 )  # fmt: skip
 _reword(

@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.dialects import postgresql
 
 from duly.db import Database, Statement, Tx
-from duly.jobs import sql
+from duly.jobs import claim, sql
 from duly.jobs.worker import Worker
 from duly.testing import TestServer
 from tests.engine.jobs.wire import breaking_wire
@@ -247,11 +247,12 @@ def test_claiming_a_job_without_an_entity_changes_no_index(dsn: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def counting(dsn: str) -> AsyncIterator[tuple[Database, Counter[str]]]:
+async def counting(dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Database, Counter[str]]]:
     """A database behind a wire that counts what is executed; what the driver asks about types is left out."""
     async with breaking_wire(dsn) as wire:
         db = Database(wire.dsn)
         counted: Counter[str] = Counter()
+        monkeypatch.setattr(claim, "CHEAP_CLAIM_SECONDS", float("inf"))  # however slow the machine is just now
         yield db, counted
         await db.close()
     for statement, count in wire.sent.items():
@@ -278,11 +279,11 @@ async def noop() -> None:
 
 @pytest.mark.parametrize(("concurrency", "claims", "settlements"), [(10, 15, 15), (100, 4, 3)])
 async def test_a_hundred_jobs_are_a_few_claims_and_a_few_settlements(
-    dsn: str, concurrency: int, claims: int, settlements: int
+    dsn: str, monkeypatch: pytest.MonkeyPatch, concurrency: int, claims: int, settlements: int
 ) -> None:
     """E3.12: claims and settlements are batches: one or two for as many jobs as there are slots."""
     schedule_numbers(dsn, "noop", 100)
-    async with counting(dsn) as (db, sent):
+    async with counting(dsn, monkeypatch) as (db, sent):
         worked = await Worker(db, handlers(noop), concurrency=concurrency).run_once()
     assert worked.done == 100
     assert 1 <= sent.pop("CLAIM_JOBS") <= claims
@@ -292,14 +293,16 @@ async def test_a_hundred_jobs_are_a_few_claims_and_a_few_settlements(
     assert sent == {"COUNT_BACKLOG": 1, "FIND_UNKNOWN_NAMES": 1}
 
 
-async def test_a_transactional_job_costs_its_own_statements_and_three(dsn: str) -> None:
+async def test_a_transactional_job_costs_its_own_statements_and_three(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """E3.11: BEGIN, the handler's own, the settlement, COMMIT; no look-ups besides."""
 
     async def work(tx: Tx) -> None:
         await tx.execute(text("SELECT 'own'"))
 
     schedule_numbers(dsn, "work", 50)
-    async with counting(dsn) as (db, sent):
+    async with counting(dsn, monkeypatch) as (db, sent):
         worked = await Worker(db, handlers(work)).run_once()
     assert worked.done == 50
     assert (sent["SELECT 'own'"], sent["COMPLETE_JOBS"], sent["COMMIT;"]) == (50, 50, 50)
@@ -308,9 +311,9 @@ async def test_a_transactional_job_costs_its_own_statements_and_three(dsn: str) 
     assert "POSTPONE_JOBS" not in sent
 
 
-async def test_an_idle_worker_asks_two_questions_a_cycle(dsn: str) -> None:
+async def test_an_idle_worker_asks_two_questions_a_cycle(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """E3.3: is there anything, and when is the next; and two more when it starts."""
-    async with counting(dsn) as (db, sent):
+    async with counting(dsn, monkeypatch) as (db, sent):
         assert (await Worker(db, handlers(noop)).run_once()).done == 0
     del sent["the driver's own"]
     assert sent == {"COUNT_BACKLOG": 1, "FIND_UNKNOWN_NAMES": 1, "CLAIM_JOBS": 1, "SECONDS_TO_NEXT_JOB": 1}
