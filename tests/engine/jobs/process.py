@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import multiprocessing
 import os
 import signal
-import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import text
-from sqlalchemy.orm import Session
 
 from duly import failpoints
 from duly.db import Database, Tx
@@ -24,11 +20,10 @@ from duly.settings import Settings
 from tests.engine.jobs.witness import EFFECT
 from tests.support import handlers
 
-Kind = Literal["tx", "sync", "plain"]
 NEVER_REACHED = 77  # the queue ran empty, and nothing had happened to the process
 
 _forkserver = multiprocessing.get_context("forkserver")
-_forkserver.set_forkserver_preload([__name__])
+_forkserver.set_forkserver_preload([__name__, "tests.crashes.process"])  # there is one such server for both
 
 
 @dataclass(frozen=True)
@@ -37,13 +32,8 @@ class Order:
 
     dsn: str
     failpoints: str = ""
-    report: str = ""
-    kind: Kind = "tx"
     limit: int | None = None
-    lease_seconds: float = 60.0
-    work_seconds: float = 0.0
     concurrency: int = 2
-    stop_at_first_job: bool = False
     forever: bool = True  # until a signal; otherwise until nothing is due
 
 
@@ -65,22 +55,10 @@ def run(order: Order, *, seconds: float = 20.0) -> int | None:
     return process.exitcode
 
 
-def seen(order: Order) -> int:
-    """How often the process, before it ended, came by its failpoint."""
-    return int(json.loads(Path(order.report).read_text())["seen"])
-
-
 def _main(given: dict[str, Any]) -> None:
     order = Order(**given)
-    with Path(order.report + ".log" if order.report else os.devnull).open("w") as log:
-        os.dup2(log.fileno(), sys.stdout.fileno())
-        os.dup2(log.fileno(), sys.stderr.fileno())
     failpoints.arm(order.failpoints)
-    code = asyncio.run(_work(order))
-    if order.report:
-        name = order.failpoints.partition("=")[0]
-        Path(order.report).write_text(json.dumps({"seen": failpoints._armed[name].seen}))
-    os._exit(code)
+    os._exit(asyncio.run(_work(order)))
 
 
 async def _work(order: Order) -> int:
@@ -93,13 +71,13 @@ async def _work(order: Order) -> int:
         stop.set()
 
     loop.add_signal_handler(signal.SIGTERM, receive)
-    worker = Worker(db, _handlers(db, order, stop), concurrency=order.concurrency, lease_seconds=order.lease_seconds)
+    worker = Worker(db, _handlers(order), concurrency=order.concurrency, lease_seconds=60)
     if order.forever:
         idle = asyncio.create_task(_stop_when_idle(db, stop))
         await worker.run(stop)
         idle.cancel()
         await db.close()
-        return 0 if signalled.is_set() or order.stop_at_first_job else NEVER_REACHED
+        return 0 if signalled.is_set() else NEVER_REACHED
     for _ in range(20):
         try:
             if not (await worker.run_once()).done:
@@ -118,25 +96,11 @@ async def _stop_when_idle(db: Database, stop: asyncio.Event) -> None:
     stop.set()
 
 
-def _handlers(db: Database, order: Order, stop: asyncio.Event) -> dict[str, Handler]:
-    def note() -> None:
-        if order.stop_at_first_job:
-            stop.set()
-
-    async def tx(ctx: JobContext, tx: Tx) -> None:
-        note()
+def _handlers(order: Order) -> dict[str, Handler]:
+    async def work(ctx: JobContext, tx: Tx) -> None:
         await tx.execute(text(EFFECT), {"entity_id": ctx.entity_id, "run": str(os.getpid())})
-        await asyncio.sleep(order.work_seconds)
-
-    def sync(ctx: JobContext, tx: Session) -> None:
-        tx.execute(text(EFFECT), {"entity_id": ctx.entity_id, "run": str(os.getpid())})
-
-    async def plain(ctx: JobContext) -> None:
-        async with db.transaction() as own:
-            await own.execute(text(EFFECT), {"entity_id": ctx.entity_id, "run": str(os.getpid())})
 
     async def poison() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    made = handlers(tx, sync, plain, poison, backoff_seconds=[0], limit=order.limit)
-    return {"work": replace(made[order.kind], name="work"), "poison": made["poison"]}
+    return handlers(work, poison, backoff_seconds=[0], limit=order.limit)

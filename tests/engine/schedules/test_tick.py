@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,21 +21,10 @@ from duly.schedules.tick import BATCH, Scheduler
 from duly.telemetry import OCCURRENCES_FIRED, OCCURRENCES_MISSED
 from duly.testing import BusinessClock
 from duly.wakeup import Wakeup
-from tests.support import finish, python, rows, value
+from tests.support import rows, value
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-
-TICK_ONCE = """
-import asyncio, os
-from duly.db import Database
-from duly.schedules.tick import Scheduler
-
-async def main():
-    await Scheduler(Database(os.environ["DATABASE_URL"])).run_once()
-
-asyncio.run(main())
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -325,19 +313,6 @@ async def test_a_row_that_another_scheduler_holds_is_skipped_not_waited_for(db: 
     await holder.close()
     assert (await tick_once(db)).done == 1
     assert due_ats(dsn) == [NOON]
-
-
-@pytest.mark.parametrize("point", ["tick.chosen", "tick.inserted", "tick.committed"])
-async def test_a_scheduler_killed_at_any_step_leaves_exactly_one_job(db: Database, dsn: str, point: str) -> None:
-    """E3.4: kill -9 in a real process, then another scheduler."""
-    given_schedule(dsn, "Report", "0 * * * *", next_run_at=NOON)
-    code, output = finish(python(dsn, TICK_ONCE, failpoints=f"{point}=kill9"))
-    assert code == -signal.SIGKILL, output
-    rows(dsn, "SELECT 1 FROM duly.schedules FOR UPDATE")  # waits until the server has noticed the death
-    assert len(jobs(dsn)) == (1 if point == "tick.committed" else 0)
-    await tick_once(db)
-    assert due_ats(dsn) == [NOON]
-    assert column(dsn, "Report", "next_run_at") == NOON + timedelta(hours=1)
 
 
 # -- after downtime (E3.12) ----------------------------------------------------------------------------------
