@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 
-
-def monotonic() -> float:
-    """Seconds that never jump: for durations and waiting, never for deciding what is due."""
-    return time.monotonic()
+# Seconds that never jump: for durations and waiting, never for deciding what is due.
+monotonic = time.monotonic
 
 
 def unix_milliseconds() -> int:

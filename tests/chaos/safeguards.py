@@ -116,7 +116,8 @@ def _replace(owner: Any, name: str, by: Any) -> Any:
 
 _CLAIMS = (jobs_sql.CLAIM_JOBS, jobs_sql.CLAIM_JOBS_FROM)
 _TOKEN = "AND (id, lease_token) IN (SELECT g.id, g.token FROM given g)"
-_reword("fence_complete", "only the holder completes", "zombie_done", jobs_sql.COMPLETE_JOBS, _TOKEN)
+_COMPLETES = (jobs_sql.COMPLETE_JOBS, jobs_sql.COMPLETE_DONE)
+_reword("fence_complete", "only the holder completes", "zombie_done", _COMPLETES, _TOKEN)
 _reword("fence_postpone", "only the holder postpones", "zombie_raise", jobs_sql.POSTPONE_JOBS, _TOKEN)
 _reword("fence_bury", "only the holder buries", "zombie_fail", jobs_sql.BURY_JOBS, _TOKEN)
 _reword(

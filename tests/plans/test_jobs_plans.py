@@ -287,7 +287,7 @@ async def test_a_hundred_jobs_are_a_few_claims_and_a_few_settlements(
         worked = await Worker(db, handlers(noop), concurrency=concurrency).run_once()
     assert worked.done == 100
     assert 1 <= sent.pop("CLAIM_JOBS") <= claims
-    assert 1 <= sent.pop("COMPLETE_JOBS") <= settlements
+    assert 1 <= sent.pop("COMPLETE_DONE") <= settlements
     assert sent.pop("SECONDS_TO_NEXT_JOB") <= claims
     del sent["the driver's own"]
     assert sent == {"COUNT_BACKLOG": 1, "FIND_UNKNOWN_NAMES": 1}
@@ -305,7 +305,7 @@ async def test_a_transactional_job_costs_its_own_statements_and_three(
     async with counting(dsn, monkeypatch) as (db, sent):
         worked = await Worker(db, handlers(work)).run_once()
     assert worked.done == 50
-    assert (sent["SELECT 'own'"], sent["COMPLETE_JOBS"], sent["COMMIT;"]) == (50, 50, 50)
+    assert (sent["SELECT 'own'"], sent["COMPLETE_DONE"], sent["COMMIT;"]) == (50, 50, 50)
     assert 50 <= sent["BEGIN;"] <= 52  # SQLAlchemy opens one more when it first meets a server
     assert sent["CLAIM_JOBS"] <= 20
     assert "POSTPONE_JOBS" not in sent

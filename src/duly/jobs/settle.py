@@ -118,7 +118,9 @@ def _by_statement(settlements: Sequence[Settlement]) -> list[tuple[Statement, li
     latest = {s.job.id: s for s in sorted(settlements, key=_token)}
     groups: dict[Statement, list[Settlement]] = {}
     for settlement in latest.values():
-        groups.setdefault(_STATEMENTS[settlement.outcome], []).append(settlement)
+        outcome = settlement.outcome
+        plain = outcome == "done" and settlement.message is None
+        groups.setdefault(sql.COMPLETE_DONE if plain else _STATEMENTS[outcome], []).append(settlement)
     return list(groups.items())
 
 

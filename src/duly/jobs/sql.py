@@ -113,15 +113,17 @@ CROSS JOIN LATERAL (
 """)
 
 _ENDED = """CAST(:ids AS bigint[]), CAST(:tokens AS bigint[]), CAST(:execution_ids AS uuid[]),
-    CAST(:seconds AS float8[]), CAST(:outcomes AS text[]), CAST(:messages AS text[])"""
-_ENDED_COLUMNS = "id, token, execution_id, seconds, outcome, message"
+    CAST(:seconds AS float8[])"""
+_ENDED_COLUMNS = "id, token, execution_id, seconds"
 
 
-def _given(values: str = "", columns: str = "") -> str:
+def _given(values: str = "", columns: str = "", constant: str = "") -> str:
     """What the worker says of its runs, one row for each."""
-    return " given AS (SELECT * FROM unnest(" + _ENDED + values + ") AS g(" + _ENDED_COLUMNS + columns + "))"
+    columns = _ENDED_COLUMNS + columns
+    return " given AS (SELECT *" + constant + " FROM unnest(" + _ENDED + values + ") AS g(" + columns + "))"
 
 
+_OUTCOMES = ", CAST(:outcomes AS text[]), CAST(:messages AS text[])", ", outcome, message"
 _HELD = "id = ANY(CAST(:ids AS bigint[])) AND (id, lease_token) IN (SELECT g.id, g.token FROM given g)"
 _LOG = """
     INSERT INTO duly.executions (execution_id, job_id, name, entity_id, source, started_at, completed_at, succeeded,
@@ -133,22 +135,30 @@ _LOG = """
     FROM settled s JOIN given g ON g.id = s.id
 """
 
+
 # The lease token is in the predicate of every terminal write: what comes back is what was really settled.
-COMPLETE_JOBS = Statement(
-    "WITH"
-    + _given()
-    + ", settled AS (DELETE FROM duly.jobs WHERE "
-    + _HELD
-    + """
+def _complete(given: str) -> Statement:
+    return Statement(
+        "WITH"
+        + given
+        + ", settled AS (DELETE FROM duly.jobs WHERE "
+        + _HELD
+        + """
     RETURNING id, name, entity_id, source, retry_count AS ran_as, NULL::timestamptz AS next_run_at, event_id,
               correlation_id, causation_id)"""
-    + _LOG
-    + "RETURNING job_id, lease_token"
-)
+        + _LOG
+        + "RETURNING job_id, lease_token"
+    )
+
+
+COMPLETE_JOBS = _complete(_given(*_OUTCOMES))
+COMPLETE_DONE = _complete(
+    _given(constant=", 'done' AS outcome, NULL::text AS message")
+)  # and nothing to say: most runs
 
 POSTPONE_JOBS = Statement(
     "WITH"
-    + _given(", CAST(:waits_seconds AS float8[])", ", wait_seconds")
+    + _given(_OUTCOMES[0] + ", CAST(:waits_seconds AS float8[])", _OUTCOMES[1] + ", wait_seconds")
     + """, settled AS (
     UPDATE duly.jobs SET
         run_at = duly.now() + make_interval(secs => (SELECT g.wait_seconds FROM given g WHERE g.id = duly.jobs.id)),
@@ -173,7 +183,9 @@ POSTPONE_JOBS = Statement(
 # that lets the next one run looks after both).
 BURY_JOBS = Statement(
     "WITH"
-    + _given(", CAST(:reasons AS text[]), CAST(:error_kinds AS text[])", ", reason, error_kind")
+    + _given(
+        _OUTCOMES[0] + ", CAST(:reasons AS text[]), CAST(:error_kinds AS text[])", _OUTCOMES[1] + ", reason, error_kind"
+    )
     + ", settled AS (DELETE FROM duly.jobs WHERE "
     + _HELD
     + """

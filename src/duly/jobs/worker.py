@@ -25,15 +25,15 @@ from duly.telemetry import JobMetrics, tracing
 from duly.wakeup import Wakeup, wait_for_any
 
 log = structlog.get_logger("duly.worker")
-CLAIM_BATCH = 500
-SETTLE_BATCH = 500
+CLAIM_BATCH = 1_000
+SETTLE_BATCH = 1_000
 RUN_ONCE_JOBS = 1_000
 PREFETCH_SECONDS = 0.05  # never hoard more than this much work
 ABANDON_AFTER_SECONDS = 5.0
 WATCH_SECONDS = 0.5
 STOP_SECONDS = 2.0
 HOARD_SECONDS = 2.0
-MAX_AHEAD = 2 * CLAIM_BATCH  # claimed and not yet started, when handlers are quick
+MAX_AHEAD = 2 * CLAIM_BATCH  # claimed and not yet started, when handlers take no time
 MAX_UNSETTLED = 4 * CLAIM_BATCH  # held by a worker in all
 TURN_SECONDS = 0.001
 LINGER_SECONDS = 0.003
@@ -259,10 +259,11 @@ class Worker(Duty):
                 await self._buffered.wait()
             unit = self._buffer.popleft()
             now = monotonic()
-            if stale := [job for job in unit.jobs if not self._leases.is_fresh(job, self.lease_seconds, now)]:
-                self._forget(stale)
-                unit.jobs = [job for job in unit.jobs if job not in stale]
-                if not unit.jobs:
+            fresh = [job for job in unit.jobs if self._leases.is_fresh(job, self.lease_seconds, now)]
+            if len(fresh) < len(unit.jobs):
+                self._forget([job for job in unit.jobs if job not in fresh])
+                unit.jobs = fresh
+                if not fresh:
                     continue
             unit.task = task
             await self._run_unit(unit, now)
@@ -419,8 +420,10 @@ class Worker(Duty):
         else:
             async with atomic(connection):
                 settled = await settle.write(connection, batch, worker=self.identity)
+        if len(settled) == len(batch):
+            return self._settled(batch)
         self._settled([one for one in batch if one.job.lease in settled])
-        self._forget([one.job for one in batch if one.job.lease not in settled])
+        return self._forget([one.job for one in batch if one.job.lease not in settled])
 
     def _settled(self, settlements: Sequence[Settlement]) -> None:
         for one in settlements:

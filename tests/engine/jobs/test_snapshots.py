@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -13,7 +14,7 @@ from duly.jobs import claim as claim_module
 from duly.jobs import sql
 from duly.jobs.claim import Claims
 from tests.engine.jobs.witness import expire_leases
-from tests.support import handlers, rows
+from tests.support import handlers, rows, value
 
 GONE = 50_000
 
@@ -22,14 +23,13 @@ async def work() -> None:
     """A handler for claims by hand."""
 
 
-def add(dsn: str, entity: str, seconds_ago: float, priority: int = 3) -> None:
-    """A job that is due since so long."""
+def add(dsn: str, entity: str, run_at: datetime, priority: int = 3) -> None:
+    """A job that is due since then."""
     rows(
         dsn,
         "INSERT INTO duly.jobs (name, entity_id, priority, run_at, due_at, created_at) "
-        "SELECT 'work', %(entity)s, %(priority)s, m, m, m "
-        "FROM (SELECT now() - make_interval(secs => %(ago)s) AS m) AS t",
-        {"entity": entity, "ago": seconds_ago, "priority": priority},
+        "VALUES ('work', %(entity)s, %(priority)s, %(run_at)s, %(run_at)s, %(run_at)s)",
+        {"entity": entity, "run_at": run_at, "priority": priority},
     )
 
 
@@ -42,17 +42,21 @@ async def test_claims_go_on_where_they_were_and_the_walk_finds_the_rest(
     monkeypatch.setattr(claim_module, "MAX_WALK_PAUSE_SECONDS", 1e9)
     claims = Claims(handlers(work), worker="w", lease_seconds=60)
     connection = await db.connect()
+    now: datetime = value(dsn, "SELECT now()")
+
+    def ago(seconds: float) -> datetime:
+        return now - timedelta(seconds=seconds)
 
     async def take(room: int = 10) -> list[Any]:
         return [job.entity_id for job in await claims.take(connection, room)]
 
     try:
-        for entity, age in (("a", 30.0), ("b", 20.0), ("c", 10.0)):
-            add(dsn, entity, age)
+        for entity, seconds in (("a", 30.0), ("b", 20.0), ("c", 10.0)):
+            add(dsn, entity, ago(seconds))
         assert await take(2) == ["a", "b"]  # the whole walk, which was slow
-        add(dsn, "straggler", 25.0)
-        add(dsn, "urgent", 40.0, priority=1)  # a lane nothing was claimed from yet has no start
-        add(dsn, "committed late", 20.1)  # within what a commit may take
+        add(dsn, "straggler", ago(25))
+        add(dsn, "urgent", ago(40), priority=1)  # a lane nothing was claimed from yet has no start
+        add(dsn, "committed late", ago(20.1))  # within what a commit may take
         assert await take() == ["urgent", "committed late", "c"]
         expire_leases(dsn)
         assert await take() == ["urgent", "c"]  # the leases of the others ended too, but they lie before
