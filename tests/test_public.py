@@ -9,7 +9,7 @@ import duly.sync
 def test_the_exported_names_are_these() -> None:
     assert duly.__all__ == [
         "Cancel", "Database", "Done", "Duly", "DulyError", "Event", "EventBody", "Fail", "JobContext", "NewEvent",
-        "NewJob", "Outcome", "Relay", "Scheduler", "Snooze", "Tx", "Worker", "cancel", "emit", "schedule",
+        "NewJob", "Outcome", "Relay", "Scheduler", "Snooze", "Then", "Tx", "Worker", "cancel", "emit", "schedule",
         "schedule_many",
     ]  # fmt: skip
     assert duly.sync.__all__ == ["cancel", "emit", "schedule"]

@@ -4,7 +4,7 @@ from duly.app import Duly
 from duly.db import Database, Tx
 from duly.errors import DulyError
 from duly.jobs.handlers import JobContext
-from duly.jobs.outcomes import Cancel, Done, Fail, Outcome, Snooze
+from duly.jobs.outcomes import Cancel, Done, Fail, Outcome, Snooze, Then
 from duly.jobs.schedule import NewJob, cancel, schedule, schedule_many
 from duly.jobs.worker import Worker
 from duly.messages import Event, EventBody, NewEvent
@@ -30,6 +30,7 @@ __all__ = [
     "Relay",
     "Scheduler",
     "Snooze",
+    "Then",
     "Tx",
     "Worker",
     "cancel",

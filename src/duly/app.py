@@ -109,7 +109,7 @@ class Duly:
                 name, function, asked.tx_kind, asked.is_async, asked.takes_argument, max_retries,
                 backoff_seconds(backoff), _seconds(timeout), limit, tx_position=asked.tx_position, group=group,
             )  # fmt: skip
-            if group > 1 and asked.tx_kind in (TxKind.NONE, TxKind.SYNC):
+            if group > 1 and (not handler.is_in_tx or asked.tx_kind is TxKind.SYNC):
                 raise Invalid(f"job {name!r}: a group is one transaction: `async def` with a parameter tx: Tx")
             self._add(handler)
             return function
@@ -140,7 +140,7 @@ class Duly:
         def register(function: F) -> F:
             wanted = [list[Event], Sequence[Event]] if batch > 1 else [Event]
             asked = read_signature(function, argument_types=wanted, what=f"consumer {name!r}")
-            if batch > 1 and asked.tx_kind.value == "none":
+            if batch > 1 and asked.tx_kind in (TxKind.NONE, TxKind.OWN):
                 raise Invalid(f"consumer {name!r}: a batch is one transaction, so the function must take one (tx: Tx)")
             handler = Consumer(
                 JOB_PREFIX + name, function, asked.tx_kind, asked.is_async, asked.takes_argument, max_retries,

@@ -15,10 +15,10 @@ import asyncpg
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from duly.db import load_json
+from duly.db import Database, load_json
 from duly.errors import Invalid
 from duly.ids import uuid7, uuid7s
-from duly.jobs.outcomes import Cancel, Done, Fail, Snooze
+from duly.jobs.outcomes import Cancel, Done, Fail, Snooze, Then
 from duly.messages import storable
 from duly.telemetry import Origin
 
@@ -35,6 +35,7 @@ class TxKind(Enum):
     CONNECTION = "AsyncConnection"
     RAW = "asyncpg.Connection"
     SYNC = "Session"
+    OWN = "Database"  # none is open: it opens its own, before or after a call to the outside
 
 
 _TX_KINDS: dict[Any, TxKind] = {
@@ -42,6 +43,7 @@ _TX_KINDS: dict[Any, TxKind] = {
     AsyncConnection: TxKind.CONNECTION,
     asyncpg.Connection: TxKind.RAW,
     Session: TxKind.SYNC,
+    Database: TxKind.OWN,
 }
 
 
@@ -224,13 +226,13 @@ class JobContext:
         """What a person sees while it runs; sent with the next heartbeat."""
         self._progress(self._job.id, storable(str(message)[:MAX_MESSAGE]))
 
-    def outcome(self, returned: Any) -> Done | Snooze | Cancel | Fail:
+    def outcome(self, returned: Any) -> Done | Snooze | Cancel | Fail | Then:
         """What the run came to."""
         if self._failure is not None:
             raise ReportedFailure(self._failure)
         if returned is None and self._message is None:
             return _DONE
-        if isinstance(returned, Done | Snooze | Cancel | Fail):
+        if isinstance(returned, Done | Snooze | Cancel | Fail | Then):
             return returned
         return Done(self._message)
 
@@ -260,6 +262,11 @@ class Handler:
     def __post_init__(self) -> None:
         """A plain one is an ``async def`` without a transaction that takes one job at a time: nothing but a call."""
         self.is_plain = type(self) is Handler and self.is_async and self.tx_kind is TxKind.NONE
+
+    @property
+    def is_in_tx(self) -> bool:
+        """Whether it runs inside a transaction, which its settlement joins."""
+        return self.tx_kind not in (TxKind.NONE, TxKind.OWN)
 
     @property
     def unit_size(self) -> int:
@@ -325,10 +332,11 @@ def read_signature(function: Callable[..., Any], *, argument_types: Sequence[Any
             raise Invalid(
                 f"{what}: the parameter {parameter.name!r} ({hint}) cannot be served; a handler takes "
                 f"{' or '.join(getattr(t, '__name__', str(t)) for t in argument_types)}, and a transaction "
-                "annotated Tx, AsyncConnection, asyncpg.Connection or (in a plain def) Session"
+                "annotated Tx, AsyncConnection, asyncpg.Connection or (in a plain def) Session, or Database for "
+                "transactions of its own"
             )
     tx_kind = tx[1] if tx else TxKind.NONE
-    if tx and is_async == (tx_kind is TxKind.SYNC):
+    if tx_kind not in (TxKind.NONE, TxKind.OWN) and is_async == (tx_kind is TxKind.SYNC):
         raise Invalid(
             f"{what}: {'an async def takes Tx, not Session' if is_async else 'a plain def takes Session, not Tx'}"
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from duly.errors import Invalid
 
@@ -45,3 +47,14 @@ class Fail:
 
 
 Outcome = Done | Snooze | Cancel | Fail
+
+
+@dataclass(frozen=True)
+class Then:
+    """The outside has been called; what follows from its answer and the job's end are one commit, fenced.
+
+    ``work`` gets a transaction (a ``Tx``; in a plain ``def``, a ``Session``), writes, and may return an outcome. When
+    that commit is lost or conflicts, ``work`` runs again, and the call is not repeated: let it do nothing but write.
+    """
+
+    work: Callable[[Any], Awaitable[Outcome | None] | Outcome | None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import inspect
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -18,11 +19,11 @@ from opentelemetry.trace import SpanKind
 from duly.clock import monotonic
 from duly.db import CONFLICT_RETRIES, Database, fetch, is_conflict, is_database_gone, is_disconnect, lend_scope
 from duly.duty import OUTAGE_BACKOFF_SECONDS
-from duly.errors import LeaseLost, OutcomeUnknown
+from duly.errors import Invalid, LeaseLost, OutcomeUnknown
 from duly.failpoints import failpoint
 from duly.jobs import settle, sql
 from duly.jobs.handlers import Handler, Job, JobContext, Lease, TxKind
-from duly.jobs.outcomes import Done, Fail, Outcome, Snooze
+from duly.jobs.outcomes import Done, Fail, Outcome, Snooze, Then
 from duly.jobs.settle import Settlement
 from duly.telemetry import originating, span, tracing
 
@@ -97,7 +98,7 @@ class Runner:
             with span(f"run {handler.name}", kind=SpanKind.CONSUMER, parent=first.traceparent, attributes=attributes):
                 return self._ended(await self._dispatch(handler, jobs))
 
-    async def run_plain(self, handler: Handler, job: Job, began: float) -> Settlement:
+    async def run_plain(self, handler: Handler, job: Job, began: float) -> Settlement | Result:
         """Run an ``async def`` without a transaction: the same as ``run``, without what it does not need."""
         context = JobContext(job, began, self._progress)
         try:
@@ -105,7 +106,12 @@ class Runner:
                 failpoint("worker.before_handler")
                 returned = await (handler.function(context) if handler.takes_argument else handler.function())
                 failpoint("worker.handler_done")
-            return settle.decide(job, context.outcome(returned), monotonic() - began)
+                outcome = context.outcome(returned)
+                if isinstance(outcome, Then):
+                    return self._ended(await self._finish(handler, job, outcome, began))
+            return settle.decide(job, outcome, monotonic() - began)
+        except LeaseLost:
+            return Result(lost=[job])
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; retry.py decides what follows
             return self._failed(job, handler, error, monotonic() - began)
 
@@ -121,7 +127,7 @@ class Runner:
     async def _run_single(self, handler: Handler, job: Job) -> Result:
         began = monotonic()
         try:
-            if handler.tx_kind is TxKind.NONE:
+            if not handler.is_in_tx:
                 return await self._run_without_tx(handler, job, began)
             return Result(committed=await self._in_one_commit(handler, [job], began))
         except LeaseLost:
@@ -136,25 +142,23 @@ class Runner:
             return Result([Settlement(job, "duplicate", 0.0, "processed before")])
         argument = self._argument(job)
         failpoint("worker.before_handler")
-        returned = await self._call(handler, handler.arguments(argument, None))
+        returned = await self._call(handler, handler.arguments(argument, self._db))
         failpoint("worker.handler_done")
-        settlement = settle.decide(job, _outcome(argument, returned), monotonic() - began)
-        if job.event_id is None or settlement.outcome != "done":
-            return Result([settlement])
-        return await self._note_consumed(handler, job, settlement, began)
+        outcome = _outcome(argument, returned)
+        is_noted = job.event_id is not None and isinstance(outcome, Done)
+        if isinstance(outcome, Then) or is_noted:
+            return await self._finish(handler, job, outcome, began)
+        return Result([settle.decide(job, outcome, monotonic() - began)])
 
-    async def _note_consumed(self, handler: Handler, job: Job, settlement: Settlement, began: float) -> Result:
-        """The handler did its work: write inbox row and job's end until they are written; never call it again."""
+    async def _finish(self, handler: Handler, job: Job, outcome: Outcome | Then, began: float) -> Result:
+        """The handler did its work: write what follows until it is written; never call it again."""
         delay = OUTAGE_BACKOFF_SECONDS[0]
         deadline = monotonic() + MAX_LOOK_UP_SECONDS  # from here: the handler may have taken its time
         while monotonic() < deadline:
             try:
-                async with self._db.transaction() as tx:
-                    await handler.mark(tx, [job])
-                    await self._settle(tx, [settlement])
-                    failpoint("inbox.noted")
-                failpoint("inbox.committed")
-                return Result(committed=[settlement])
+                if isinstance(outcome, Then) and not handler.is_async:
+                    return Result(committed=[await self._in_thread(self._finish_sync, handler, job, outcome, began)])
+                return Result(committed=[await self._finish_async(handler, job, outcome, began)])
             except OutcomeUnknown:
                 found = await self._look_up(handler, job, began)
                 if not found.to_write:
@@ -165,6 +169,37 @@ class Runner:
             await asyncio.sleep(delay)
             delay = min(delay * 2, OUTAGE_BACKOFF_SECONDS[1])
         return Result(lost=[job])
+
+    async def _finish_async(self, handler: Handler, job: Job, outcome: Outcome | Then, began: float) -> Settlement:
+        """Inbox row, what follows from the handler's call, and the job's end in one commit."""
+        async with self._db.transaction() as tx:
+            if await handler.mark(tx, [job]) and isinstance(outcome, Then):
+                settlement = Settlement(job, "duplicate", 0.0, "processed before")
+            else:
+                ended = await _work(outcome, tx) if isinstance(outcome, Then) else outcome
+                if isinstance(ended, Snooze | Fail):
+                    await handler.unmark(tx, [job])
+                settlement = settle.decide(job, ended, monotonic() - began)
+            await tx.flush()
+            await self._settle(tx, [settlement])
+            failpoint("inbox.noted")
+        failpoint("inbox.committed")
+        return settlement
+
+    def _finish_sync(self, handler: Handler, job: Job, then: Then, began: float) -> Settlement:
+        with self._db.transaction_sync() as tx:
+            if handler.mark_sync(tx, [job]):
+                settlement = Settlement(job, "duplicate", 0.0, "processed before")
+            else:
+                ended = _checked(then.work(tx))
+                if isinstance(ended, Snooze | Fail):
+                    handler.unmark_sync(tx, [job])
+                settlement = settle.decide(job, ended, monotonic() - began)
+            tx.flush()
+            _check_all_ours([settlement], settle.write_sync(tx, [settlement], worker=self._worker))
+            failpoint("inbox.noted")
+        failpoint("inbox.committed")
+        return settlement
 
     # -- in a transaction ---------------------------------------------------------------------------------------
 
@@ -227,7 +262,7 @@ class Runner:
         else:
             returned = await self._call(handler, handler.arguments(argument, tx))
         failpoint("worker.handler_done")
-        return _outcome(argument, returned)
+        return _checked(_outcome(argument, returned))
 
     def _commit_sync(self, handler: Handler, jobs: Sequence[Job], began: float) -> list[Settlement]:
         with self._db.transaction_sync() as tx:
@@ -240,7 +275,7 @@ class Runner:
                 failpoint("worker.before_handler")
                 returned = handler.function(*handler.arguments(argument, tx))
                 failpoint("worker.handler_done")
-                outcome = _outcome(argument, returned)
+                outcome = _checked(_outcome(argument, returned))
                 if isinstance(outcome, Snooze | Fail):
                     handler.unmark_sync(tx, fresh)
                 settlements += [settle.decide(job, outcome, monotonic() - began) for job in fresh]
@@ -355,7 +390,7 @@ class Runner:
         Within bounds: a transaction that stood idle for too long was ended for it, and one that ends its connection
         time and again is a failure too.
         """
-        is_outage = handler.tx_kind is not TxKind.NONE and is_database_gone(error)
+        is_outage = handler.is_in_tx and is_database_gone(error)
         if not is_outage or seconds > MAX_OUTAGE_RUN_SECONDS or self._count_release(job) > MAX_RELEASES:
             self._releases.pop(job.id, None)
             return settle.decide_failure(job, handler, error, seconds)
@@ -422,10 +457,24 @@ class _OneOfMany(Exception):
         self.job, self.error, self.seconds = job, error, seconds
 
 
-def _outcome(argument: Any, returned: Any) -> Outcome:
+def _outcome(argument: Any, returned: Any) -> Outcome | Then:
     if isinstance(argument, JobContext):
         return argument.outcome(returned)
-    return returned if isinstance(returned, Outcome) else Done()
+    return returned if isinstance(returned, Outcome | Then) else Done()
+
+
+async def _work(then: Then, tx: Any) -> Outcome:
+    made = then.work(tx)
+    return _checked(await made if inspect.isawaitable(made) else made)
+
+
+def _checked(outcome: Any) -> Outcome:
+    """Inside a transaction there is nothing to put off."""
+    if isinstance(outcome, Then):
+        raise Invalid("Then is for handlers without a transaction: inside one, write, and return the outcome")
+    if inspect.isawaitable(outcome):
+        raise Invalid("a plain def returns Then with a plain function, which gets a Session")
+    return outcome if isinstance(outcome, Outcome) else Done()
 
 
 def _check_all_ours(settlements: Sequence[Settlement], settled: set[Lease]) -> None:

@@ -282,10 +282,14 @@ class Worker(Duty):
         self._running.add(unit)
         try:
             if unit.handler.is_plain and not self._traced:
-                self._results.append(await self._runner.run_plain(unit.handler, unit.jobs[0], began))
-                self._results_ready.set()
-                return
-            result = await self._runner.run(unit.handler, unit.jobs)
+                ended = await self._runner.run_plain(unit.handler, unit.jobs[0], began)
+                if isinstance(ended, Settlement):
+                    self._results.append(ended)
+                    self._results_ready.set()
+                    return
+                result = ended
+            else:
+                result = await self._runner.run(unit.handler, unit.jobs)
             self._finish(result.to_write)
             self._forget(result.lost)
             self._settled(result.committed)
