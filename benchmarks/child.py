@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from sqlalchemy import event
 
 from benchmarks import raw
@@ -22,6 +21,7 @@ from benchmarks.application import ORDERED_AGGREGATES, application
 from benchmarks.link import Link
 from duly import Database, NewEvent, NewJob, Relay, Worker, emit, schedule, schedule_many
 from duly.app import Duly
+from duly.cli.process import run_async
 from duly.clock import monotonic
 from duly.duty import Cycle, Duty
 from duly.jobs.handlers import Handler, JobContext
@@ -282,4 +282,4 @@ async def run(role: str, arguments: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     configure_logging(level="error", style="json")
-    uvloop.run(run(sys.argv[1], json.loads(sys.argv[2])))
+    run_async(run(sys.argv[1], json.loads(sys.argv[2])))

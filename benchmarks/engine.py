@@ -33,7 +33,7 @@ class Sizes:
     """How much of each."""
 
     rounds: int = 3
-    jobs: int = 20_000
+    jobs: int = 150_000
     each: int = 3_000
     events: int = 10_000
     latency: int = 500

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import signal
 import socket
@@ -39,6 +40,7 @@ T = TypeVar("T")
 BACKLOG = 2048
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 READY_POLL_SECONDS = 0.1
+COLLECTOR_THRESHOLDS = (20_000, 20, 20)
 
 
 def begin(**changes: Any) -> Settings:
@@ -54,9 +56,20 @@ def _terminated(number: int, _frame: object) -> None:
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
-    """Run on uvloop where there is one."""
+    """Run on uvloop where there is one, in a process that is ours alone."""
+    spare_collector()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(main)
+
+
+def spare_collector() -> None:
+    """Let the garbage collector leave alone what was imported, and look less often: it took a fifth of a worker's time.
+
+    What reference counting frees is freed as before; cycles wait for some ten thousand objects more.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -19,7 +19,7 @@ LOOK_AROUND_SECONDS = 60.0
 # A claim from the start of the index that takes longer has walked over rows which are deleted but cannot be cleaned
 # away, because somebody keeps an old snapshot open. Then claims begin where the last one got to, and the whole walk
 # (it finds leases that ended, and whatever is due before) gets a twentieth of the time.
-CHEAP_CLAIM_SECONDS = 0.03
+CHEAP_CLAIM_SECONDS = 0.05
 WALK_PAUSES = 20
 MAX_WALK_PAUSE_SECONDS = 60.0
 COMMIT_SECONDS = 0.2  # how much later than it is due a job may be committed and still be found without a walk

@@ -25,8 +25,8 @@ from duly.telemetry import JobMetrics, tracing
 from duly.wakeup import Wakeup, wait_for_any
 
 log = structlog.get_logger("duly.worker")
-CLAIM_BATCH = 1_000
-SETTLE_BATCH = 1_000
+CLAIM_BATCH = 2_000
+SETTLE_BATCH = 2_000
 RUN_ONCE_JOBS = 1_000
 PREFETCH_SECONDS = 0.05  # never hoard more than this much work
 ABANDON_AFTER_SECONDS = 5.0

@@ -28,7 +28,6 @@ CONFIGURATION = {
     "listen_addresses": "''",  # the socket's directory is the only door
     "max_connections": "200",
     "shared_buffers": "128MB",
-    "wal_compression": "on",
     "max_wal_size": "2GB",
     "checkpoint_timeout": "15min",
     "log_min_messages": "warning",
