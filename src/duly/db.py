@@ -25,6 +25,7 @@ from sqlalchemy.orm import Session
 
 from duly.errors import OutcomeUnknown, Refused, Unavailable
 from duly.ids import uuid7
+from duly.poker import Poker
 from duly.settings import Settings
 from duly.telemetry import Origin, current_origin
 
@@ -50,7 +51,9 @@ _SCOPE = "duly_scope"
 class Scope:
     """What one transaction of ours remembers until its COMMIT."""
 
+    poker: Poker | None = None
     pokes: set[str] = field(default_factory=set)
+    notified: set[str] = field(default_factory=set)
     correlation_id: UUID | None = None
 
 
@@ -198,7 +201,8 @@ class Database:
         self._idle: list[Any] = []
         self._sync_engine: Engine | None = None
         self._shares_poker = False
-        self._poker = Poker(self)
+        connect = functools.partial(self.connect, application="duly-notify")
+        self._poker = Poker(connect, is_disconnect=is_disconnect)
 
     def with_pool(self, size: int) -> Database:
         """The same database through a pool of its own; it wakes duties through this one's connection."""
@@ -216,7 +220,7 @@ class Database:
         With ``confirm`` the transaction's id is asked for before COMMIT, so that a COMMIT whose reply is lost is
         looked up afterwards instead of guessed; without it such a COMMIT raises ``OutcomeUnknown``.
         """
-        scope = Scope()
+        scope = Scope(self._poker)
         session = AsyncSession(self.engine, expire_on_commit=False, info={_SCOPE: scope})
         try:
             yield session
@@ -232,7 +236,7 @@ class Database:
     async def raw_transaction(self) -> AsyncIterator[Any]:
         """The same on a bare asyncpg connection, for those who count microseconds."""
         connection = self._idle.pop() if self._idle else await self.connect(application="duly-raw")
-        scope = _raw_scopes[id(connection)] = Scope()
+        scope = _raw_scopes[id(connection)] = Scope(self._poker)
         transaction = connection.transaction()
         try:
             await transaction.start()
@@ -404,8 +408,23 @@ def request_poke(tx: Any, channel: str) -> bool:
     scope = _scope(tx)
     if scope is None:
         return False
-    scope.pokes.add(channel)
+    if channel not in scope.notified:
+        scope.pokes.add(channel)
     return True
+
+
+def must_notify(tx: Any, channel: str) -> bool:
+    """Whether a statement is to notify inside its transaction; if not, the wake-up is remembered until the COMMIT.
+
+    It must in a transaction of somebody else's, and in ours while this process has little to say.
+    """
+    scope = _scope(tx)
+    if scope is None or scope.poker is None or channel in scope.notified | scope.pokes:
+        return not request_poke(tx, channel)
+    if scope.poker.is_quiet(channel):
+        scope.notified.add(channel)
+        return True
+    return not request_poke(tx, channel)
 
 
 @contextlib.contextmanager
@@ -420,50 +439,6 @@ def lend_scope(tx: AsyncSession, connection: AsyncConnection) -> Iterator[None]:
 
 async def _undo(transaction: Any) -> None:
     await transaction.rollback()
-
-
-class Poker:
-    """Sends one coalesced NOTIFY after commits, on its own connection, so that no writer holds NOTIFY's global lock."""
-
-    def __init__(self, db: Database) -> None:
-        self._db = db
-        self._wanted: set[str] = set()
-        self._task: asyncio.Task[None] | None = None
-        self._connection: Any = None
-
-    def poke(self, channels: Any) -> None:
-        """Ask for a wake-up; returns at once. A lost one costs a poll interval, nothing else."""
-        wanted = set(channels)
-        if not wanted:
-            return
-        self._wanted |= wanted
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._send())
-
-    async def _send(self) -> None:
-        while self._wanted:
-            wanted, self._wanted = self._wanted, set()
-            try:
-                if self._connection is None or self._connection.is_closed():
-                    self._connection = await self._db.connect(application="duly-notify")
-                    await self._connection.execute("SET synchronous_commit = off")
-                await self._connection.execute(_NOTIFY, sorted(wanted))
-            except Exception as error:
-                if not is_disconnect(error):
-                    raise
-                return  # polling finds the work
-
-    async def close(self) -> None:
-        """Finish what was asked for and hang up."""
-        if self._task is not None:
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._task, 2)
-        if self._connection is not None and not self._connection.is_closed():
-            with contextlib.suppress(Exception):
-                await self._connection.close(timeout=2)
-
-
-_NOTIFY = "SELECT pg_notify('duly', channel) FROM unnest($1::text[]) AS channel"
 
 
 def normal_dsn(dsn: str) -> str:

@@ -20,6 +20,7 @@ MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_DEPTH = 32
 MAX_INTEGER_BITS = 1_024
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,199}")
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -206,7 +207,7 @@ def encode_payload(payload: Mapping[str, Any], *, what: str = "payload") -> str:
     plain = _plain(payload, "$", 0)
     if not isinstance(plain, dict):
         raise BadPayload(f"the {what} must be an object (a mapping), not {type(payload).__name__}")
-    encoded = json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    encoded = _ENCODER.encode(plain)
     if len(encoded) > MAX_PAYLOAD_BYTES or len(encoded.encode()) > MAX_PAYLOAD_BYTES:
         raise BadPayload(
             f"the {what} is larger than {MAX_PAYLOAD_BYTES} bytes: store the document elsewhere and send its reference"
@@ -232,7 +233,7 @@ def _plain(value: Any, path: str, depth: int) -> Any:
         if value != value or value in (float("inf"), float("-inf")):
             raise BadPayload(f"{path}: {value} is not a JSON number")
         return value
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):  # a dict is found at once, before the slow question
         return {_key(key, path): _plain(inner, f"{path}.{key}", depth + 1) for key, inner in value.items()}
     if isinstance(value, set | frozenset):
         value = sorted(value, key=repr)  # the same set is the same text, in every process

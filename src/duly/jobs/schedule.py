@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
 
-from duly.db import Statement, fetch, fetch_sync, origin_of, request_poke
+from duly.db import Statement, fetch, fetch_sync, must_notify, origin_of
 from duly.errors import AlreadyScheduled, Invalid
 from duly.messages import check_name, check_text, encode_payload
 
@@ -16,14 +16,13 @@ OnConflict = Literal["replace", "keep", "reject", "allow"]
 MAX_JOBS_AT_ONCE = 10_000
 NORMAL_PRIORITY = 3
 
-SCHEDULE = Statement("""
-SELECT duly.schedule_many(CAST(:names AS text[]), CAST(:entity_ids AS text[]), CAST(:run_ats AS timestamptz[]),
-                          CAST(CAST(:payloads AS text[]) AS jsonb[]), CAST(:on_conflict AS text),
-                          CAST(:priority AS smallint), CAST(:max_retries AS smallint),
-                          CAST(:backoff_seconds AS integer[]), 'Deferred',
-                          CAST(:correlation_id AS uuid), CAST(:causation_id AS uuid), CAST(:traceparent AS text),
-                          CAST(:notify AS boolean))
-""")
+_SCHEDULED = """duly.schedule_many(
+    CAST(:names AS text[]), CAST(:entity_ids AS text[]), CAST(:run_ats AS timestamptz[]),
+    CAST(CAST(:payloads AS text[]) AS jsonb[]), CAST(:on_conflict AS text), CAST(:priority AS smallint),
+    CAST(:max_retries AS smallint), CAST(:backoff_seconds AS integer[]), 'Deferred', CAST(:correlation_id AS uuid),
+    CAST(:causation_id AS uuid), CAST(:traceparent AS text), CAST(:notify AS boolean))"""
+SCHEDULE = Statement("SELECT " + _SCHEDULED)
+SCHEDULE_MANY = Statement("SELECT count(*)::int FROM " + _SCHEDULED)  # noqa: S608 - joined from constants
 CANCEL = Statement("SELECT duly.cancel(CAST(:name AS text), CAST(:entity_id AS text))")
 
 
@@ -56,7 +55,7 @@ async def schedule(
     """
     job = NewJob(name, entity_id, run_at, payload or {})
     values = _values(tx, [job], on_conflict, priority, max_retries, backoff)
-    rows = await fetch(tx, SCHEDULE, notify=not request_poke(tx, "jobs"), **values)
+    rows = await fetch(tx, SCHEDULE, notify=must_notify(tx, "jobs"), **values)
     return _only(rows, job)
 
 
@@ -73,10 +72,11 @@ async def schedule_many(
     if not jobs:
         return 0
     values = _values(tx, jobs, on_conflict, priority, max_retries, backoff)
-    rows = await fetch(tx, SCHEDULE, notify=not request_poke(tx, "jobs"), **values)
-    if on_conflict == "reject" and len(rows) < len(jobs):
-        raise AlreadyScheduled(f"{len(jobs) - len(rows)} of these jobs are pending already")
-    return len(rows)
+    rows = await fetch(tx, SCHEDULE_MANY, notify=must_notify(tx, "jobs"), **values)
+    count: int = rows[0][0]
+    if on_conflict == "reject" and count < len(jobs):
+        raise AlreadyScheduled(f"{len(jobs) - count} of these jobs are pending already")
+    return count
 
 
 async def cancel(tx: Any, name: str, entity_id: str | UUID | int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from duly.db import Statement, fetch, fetch_sync, origin_of, request_poke
+from duly.db import Statement, fetch, fetch_sync, must_notify, origin_of
 from duly.errors import Invalid
 from duly.messages import EventBody, NewEvent, check_text, encode_payload
 from duly.telemetry import Origin
@@ -25,7 +25,7 @@ async def emit(tx: Any, *events: EventBody | NewEvent) -> list[UUID]:
     values = _values(tx, events)
     if not values:
         return []
-    rows = await fetch(tx, EMIT, notify=not request_poke(tx, "outbox"), **values)
+    rows = await fetch(tx, EMIT, notify=must_notify(tx, "outbox"), **values)
     return [row[0] for row in rows]
 
 

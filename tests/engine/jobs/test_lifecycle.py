@@ -46,6 +46,7 @@ async def test_the_four_statuses_are_seen_in_the_queue_view(db: Database, dsn: s
         seen.append(value(dsn, "SELECT status FROM duly.queue"))
         rows(dsn, "UPDATE duly.jobs SET lease_expires_at = clock_timestamp() - interval '1 second'")
         seen.append(value(dsn, "SELECT status FROM duly.queue"))
+        rows(dsn, "UPDATE duly.jobs SET lease_expires_at = clock_timestamp() + interval '1 minute'")  # nobody takes it
         raise RuntimeError("broken")
 
     async with db.transaction() as tx:
