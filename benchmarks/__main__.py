@@ -11,7 +11,8 @@
     python -m benchmarks profile         where a worker's time goes
     python -m benchmarks report          write docs/performance.md from what was measured
 
-Results are in build/bench/*.json, kept after every figure. Ratios count; rates are this machine's.
+Results are in build/bench/*.json, kept after every figure; ``report`` keeps the newest of each part beside the page.
+Ratios count; rates are this machine's.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ OUT = ROOT / "build" / "bench"
 CACHE = ROOT / ".venv" / "peers"
 PAGE = ROOT / "docs" / "performance.md"
 PLOTS = ROOT / "docs" / "performance"
+KEPT = PLOTS / "results"
 PROFILED_JOBS = 50_000
 QUICK_PHASE_MINUTES = 0.25
 
@@ -158,7 +160,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="how often each figure is measured (3)")
     parser.add_argument("--minutes", type=float, help="how long the snapshot is held (10), or memory is watched (60)")
     parser.add_argument("--only", help="names of figures, peers or variants, with commas")
-    parser.add_argument("--jobs", type=int, help="how many jobs a measurement takes (20,000)")
+    parser.add_argument("--jobs", type=int, help="how many jobs a measurement takes (150,000)")
     parser.add_argument("--sizes", help="growth: how many rows, with commas (1000,100000,1000000,10000000)")
     parser.add_argument("--out", type=Path, help="where results are kept (build/bench; of quick, build/bench-quick)")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where peers are installed (.venv/peers)")
@@ -173,7 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_logging(level="error", style="console")
     options = parse(arguments)
     if options.part == "report":
-        report.write(Results.load(options.out), PAGE, PLOTS)
+        Results.load(options.out).keep(KEPT)
+        report.write(Results.load(KEPT), PAGE, PLOTS)
         print(f"wrote {PAGE.relative_to(ROOT)}")
         return 0
     signal.signal(signal.SIGTERM, _terminated)

@@ -18,7 +18,7 @@ from duly.clock import monotonic
 SIZES = (1_000, 100_000, 1_000_000, 10_000_000)
 SCHEDULES = (100, 100_000)
 VARIANTS = ("due", "future", "history", "schedules")
-DRAINED = 20_000
+DRAINED = 100_000
 CHUNK = 1_000_000
 TICKS = 50
 TICK_SECONDS = 300.0

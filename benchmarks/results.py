@@ -82,6 +82,12 @@ class Results:
         found = {path.stem: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))}
         return cls(found)
 
+    def keep(self, directory: Path) -> None:
+        """Put each part in the place of an older one, so that the page can be written again without measuring."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in self.parts.items():
+            (directory / f"{name}.json").write_text(json.dumps(_rounded(content), separators=(",", ":")) + "\n")
+
     def part_of(self, figure: str) -> str | None:
         """Which part has the figure; one with peers in it comes first."""
         for name in ("peers", "engine", "growth", "snapshot", "memory"):
@@ -104,6 +110,17 @@ class Results:
         for part in self.parts.values():
             found.update(part.get("missing", {}))
         return found
+
+
+def _rounded(content: Any) -> Any:
+    """Six significant digits are more than any of these figures is worth."""
+    if isinstance(content, float):
+        return float(f"{content:.6g}")
+    if isinstance(content, dict):
+        return {key: _rounded(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_rounded(value) for value in content]
+    return content
 
 
 def short(reason: str) -> str:

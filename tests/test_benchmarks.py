@@ -147,6 +147,25 @@ def test_the_report_is_written_from_results_alone(sample: Results, tmp_path: Pat
     )  # the targets are listed all the same
 
 
+def test_what_was_measured_earlier_is_kept_until_it_is_measured_again(sample: Results, tmp_path: Path) -> None:
+    sample.keep(tmp_path)
+    later = Results({"growth": part("growth", {"throughput:due": [{"1000": 1.23456789}]})})
+    later.keep(tmp_path)
+    kept = Results.load(tmp_path)
+    assert set(kept.parts) == set(sample.parts) | {"growth"}
+    assert kept.rounds("throughput:due") == [{"1000": 1.23457}]
+    assert kept.rounds("noop") == sample.rounds("noop")
+
+
+def test_every_number_of_the_page_is_of_the_results_beside_it() -> None:
+    """Whoever edits a table by hand, or forgets to write the page anew, is found out."""
+    results = Results.load(PAGE.parent / "performance" / "results")
+    drawn = report.draw(results)
+    assert report.fill(PAGE.read_text(), results, set(drawn)) == PAGE.read_text()
+    for name, content in drawn.items():
+        assert (PAGE.parent / "performance" / f"{name}.svg").read_text() == content
+
+
 def test_each_figure_is_on_disk_as_soon_as_it_is_measured(tmp_path: Path) -> None:
     figures = Figures.begin(tmp_path, "engine", MACHINE)
     figures.add("noop", 1, "duly", 5.0)
