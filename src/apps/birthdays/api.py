@@ -13,6 +13,7 @@ from pydantic.alias_generators import to_camel
 from apps.birthdays import service
 from apps.birthdays.model import EventStatus
 from apps.shared.text import PageSize
+from apps.shared.zones import LocalTime
 from duly.auth.http import require
 from duly.auth.principals import Principal
 from duly.http import RequestTx, Router
@@ -34,7 +35,7 @@ class BirthdayView(_View):
     id: UUID
     year: int
     status: EventStatus
-    target_local: datetime
+    target_local: LocalTime
     timezone: str
     target_utc: datetime
     executed_at: datetime | None

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic.alias_generators import to_camel
 
 from apps.shared.text import Name
-from apps.shared.zones import ZoneName
+from apps.shared.zones import LocalTime, ZoneName
 from apps.users import service
 from apps.users.events import UserDeleted, UserRegistered
 from apps.users.model import EARLIEST_BIRTH, Changes
@@ -94,7 +94,7 @@ class NextBirthday(_View):
 
     id: UUID
     status: str
-    target_local: datetime
+    target_local: LocalTime
     timezone: str
     target_utc: datetime
 
