@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
-  bench-memory bench-report chaos simulate
+  bench-memory bench-report bench-birthdays chaos simulate decade
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -62,6 +62,12 @@ chaos: $(STAMP) ## the crash matrix, the safeguards one by one, and chaos by see
 
 simulate: $(STAMP) ## a million steps of every decision against a simple model (STEPS, SEED)
 	@$(BIN)/python -m tests.simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),1)
+
+decade: $(STAMP) ## ten years of birthdays of a thousand people in every time zone, compared with an oracle (YEARS, USERS, SEED)
+	@$(BIN)/python -m tests.apps.birthdays.decade --years $(or $(YEARS),10) --users $(or $(USERS),1000) --seed $(or $(SEED),1)
+
+bench-birthdays: $(STAMP) ## work off a hundred thousand missed birthdays: rate, memory, cost of a claim (N)
+	@$(BIN)/python -m benchmarks.birthdays --count $(or $(N),100000)
 
 bench-http: $(STAMP) ## measure the HTTP path with concurrent clients, and the hourly sweep at a million transfers
 	@$(BIN)/python -m benchmarks.http

@@ -1,15 +1,19 @@
-"""Sample data, so that a fresh ``make run`` is alive: suppliers err, products change hands, one job fails."""
+"""Sample data, so that a fresh ``make run`` is alive: suppliers err, products change hands, birthdays are wished."""
 
 from __future__ import annotations
 
 import random
+from datetime import date, datetime
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 from sqlalchemy import text
 
+from apps.birthdays import service as birthdays
 from apps.quality import service as quality
 from apps.quality.model import Severity
 from apps.transfers import service as transfers
+from apps.users import service as users
 from duly import Done, Duly, JobContext, Tx
 from duly.schedules.edit import seed_schedule
 
@@ -22,6 +26,12 @@ FIND_OPEN = text("""
 SELECT id FROM quality.nonconformities WHERE status = 'OPEN' AND created_by = 'sample-engineer' ORDER BY id LIMIT 1
 """)
 COUNT_ALL = text("SELECT count(*) FROM quality.nonconformities")
+READ_NOW = text("SELECT duly.now()")
+MAKE_DUE = text("""
+UPDATE birthdays.events SET year = year - 1, target_local = target_local - interval '1 year',
+                            target_utc = target_utc - interval '1 year'
+WHERE id = :id
+""")
 MOST_ROWS = 2_000
 FINDINGS = [
     ("ACME-7", Severity.HIGH, "Burrs on the flange, lot 4711"),
@@ -31,6 +41,26 @@ FINDINGS = [
     ("KOWAL-1", Severity.MEDIUM, "Certificate of the alloy is missing"),
 ]
 PRODUCTS = ["Lathe 12", "Espresso machine", "Forklift, yellow", "Cargo bicycle"]
+PEOPLE = [
+    ("Ada", "Kowalska", date(1990, 6, 15), "Europe/Warsaw"),
+    ("Berta", "Lind", date(1988, 2, 29), "Europe/Stockholm"),
+    ("Chidi", "Okafor", date(1979, 12, 31), "Africa/Lagos"),
+    ("Daniela", "Rojas", date(1995, 9, 7), "America/Santiago"),
+    ("Emeka", "Tau", date(2001, 1, 1), "Pacific/Kiritimati"),
+    ("Fiona", "Lord", date(1984, 10, 4), "Australia/Lord_Howe"),
+    ("Gita", "Thapa", date(1992, 4, 13), "Asia/Kathmandu"),
+    ("Hana", "Sapolu", date(1969, 12, 30), "Pacific/Apia"),
+    ("Ivan", "Petrov", date(1958, 3, 8), "Asia/Vladivostok"),
+]
+BORN_TODAY = [("Julia", "Nowak"), ("Kwame", "Mensah"), ("Regina", "Refuse")]  # the sandbox refuses the last one
+# From eleven hours behind UTC to twelve ahead, without summer time: in one of them it is past nine, and not yet ten.
+STEADY_ZONES = (
+    "Pacific/Pago_Pago", "Pacific/Honolulu", "Pacific/Gambier", "Pacific/Pitcairn", "America/Phoenix",
+    "America/Costa_Rica", "America/Bogota", "America/La_Paz", "America/Argentina/Buenos_Aires", "America/Noronha",
+    "Atlantic/Cape_Verde", "Africa/Abidjan", "Africa/Lagos", "Africa/Maputo", "Africa/Nairobi", "Asia/Dubai",
+    "Asia/Karachi", "Asia/Dhaka", "Asia/Bangkok", "Asia/Singapore", "Asia/Tokyo", "Australia/Brisbane",
+    "Pacific/Guadalcanal", "Pacific/Tarawa",
+)  # fmt: skip
 
 
 def register(app: Duly) -> None:
@@ -70,7 +100,27 @@ async def load(tx: Tx) -> None:
     await transfers.accept_transfer(tx, accepted.id, by="bob")
     overdue = await transfers.start_transfer(tx, products[2].id, by="alice", to="carol")
     await tx.execute(MAKE_OLD, {"id": overdue.id})
+    await _register_people(tx)
     for name, cron in (("samples.live", "* * * * *"), ("samples.fail", "*/30 * * * *")):
         await seed_schedule(
             tx, name=name, cron=cron, timezone="UTC", max_retries=1, misfire="skip", payload={}, actor="samples"
         )
+
+
+async def _register_people(tx: Tx) -> None:
+    """A dozen over the world; for some it was nine o'clock of their birthday some minutes ago."""
+    for first, last, born, zone in PEOPLE:
+        await _register(tx, first, last, born, zone)
+    now: datetime = (await tx.execute(READ_NOW)).scalar_one()
+    zone = STEADY_ZONES[(9 + 11 - now.hour) % 24]
+    today = now.astimezone(ZoneInfo(zone)).date()
+    for first, last in BORN_TODAY:
+        event_id = await _register(tx, first, last, today.replace(year=1992), zone)
+        await tx.execute(MAKE_DUE, {"id": event_id})
+
+
+async def _register(tx: Tx, first: str, last: str, born: date, zone: str) -> UUID:
+    _, event = await users.register_user(
+        tx, first_name=first, last_name=last, date_of_birth=born, timezone=zone, tell=birthdays.plan_first
+    )
+    return event.id

@@ -5,10 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from apps import samples
+from apps.birthdays import api as birthdays_api
+from apps.birthdays import service as birthdays
+from apps.birthdays import workers as birthdays_workers
 from apps.quality import api as quality_api
 from apps.quality import workers as quality_workers
+from apps.sandbox import catcher
 from apps.transfers import api as transfers_api
 from apps.transfers import workers as transfers_workers
+from apps.users import api as users_api
 from duly import Duly
 
 app = Duly()
@@ -19,5 +24,10 @@ quality_workers.register(app)
 
 app.include_router(transfers_api.router)
 transfers_workers.register(app)
+
+app.include_router(users_api.create_router(on_registered=birthdays.plan_first, on_deleted=birthdays.drop))
+app.include_router(birthdays_api.router)
+birthdays_workers.register(app)
+app.include_router(catcher.create_router(), development_only=True)
 
 samples.register(app)

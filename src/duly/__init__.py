@@ -5,7 +5,7 @@ from duly.db import Database, Tx
 from duly.errors import DulyError
 from duly.jobs.handlers import JobContext
 from duly.jobs.outcomes import Cancel, Done, Fail, Outcome, Snooze, Then
-from duly.jobs.schedule import NewJob, cancel, schedule, schedule_many
+from duly.jobs.schedule import NewJob, cancel, find_queued, schedule, schedule_many
 from duly.jobs.worker import Worker
 from duly.messages import Event, EventBody, NewEvent
 from duly.outbox.emit import emit
@@ -35,6 +35,7 @@ __all__ = [
     "Worker",
     "cancel",
     "emit",
+    "find_queued",
     "schedule",
     "schedule_many",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 
 from apps.transfers.service import MOST_OPEN_REQUESTS
@@ -12,7 +14,7 @@ from tests.apps.conftest import Api
 from tests.support import rows, value
 
 
-@pytest.mark.parametrize("path", ["/ncs/", "/readyz/", "/v1/products/"])
+@pytest.mark.parametrize("path", ["/ncs/", "/readyz/", "/v1/products/", "/user/", "/sandbox/webhooks/"])
 async def test_a_slash_too_many_is_404_and_no_redirect_to_whatever_host_says(api: Api, path: str) -> None:
     answer = await api.client.get(path, headers={"Host": "evil.example"})
     assert (answer.status_code, "location" in answer.headers) == (404, False)
@@ -24,6 +26,31 @@ async def test_a_stranger_is_refused_before_the_body_is_parsed(api: Api) -> None
         assert answer.status_code == 401
     answer = await api.client.post("/ncs", headers={"Idempotency-Key": "not a key"})
     assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+async def test_a_stranger_learns_nothing_of_users(api: Api, method: str) -> None:
+    """B1: neither who exists nor what a body should look like."""
+    path = "/user" if method == "POST" else f"/user/{uuid4()}"
+    for body in (b"{bad", b"{}", b"[" * 100_000):
+        headers = {"Content-Type": "application/json"}
+        assert (await api.client.request(method, path, content=body, headers=headers)).status_code == 401
+        wrong = headers | api.headers("eve", "quality", "QUALITY_MANAGER")
+        assert (await api.client.request(method, path, content=body, headers=wrong)).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "name", ["<script>alert(1)</script>", "'; DROP TABLE users.users; --", "ﷺ" * 200, "🎂", "%s{0}"]
+)
+async def test_a_name_is_text_and_nothing_else(api: Api, dsn: str, name: str) -> None:
+    """B1: stored, shown and handed on as it is."""
+    who = api.headers("clerk", "users")
+    body = {"firstName": name, "lastName": name, "dateOfBirth": "1990-01-01", "timezone": "UTC"}
+    made = await api.client.post("/user", json=body, headers=who)
+    assert made.status_code == 201
+    assert made.json()["user"]["firstName"] == name
+    assert value(dsn, "SELECT last_name FROM birthdays.people") == name
+    assert made.headers["content-type"] == "application/json"
 
 
 async def test_a_body_of_too_many_parts_is_refused_before_it_is_read(api: Api) -> None:

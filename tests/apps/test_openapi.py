@@ -12,13 +12,13 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
-from schemathesis.checks import negative_data_rejection
+from schemathesis.checks import negative_data_rejection, positive_data_acceptance
 
 from apps.wiring import app
 from duly.auth.issuer import Issuer
 from duly.settings import Settings
 from duly.testing import TestServer
-from tests.apps.test_rights import RIGHTS
+from tests.apps.test_rights import NEW_USER, RIGHTS
 from tests.engine.cli.commands import environment, free_port, running, status, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -29,6 +29,7 @@ OPERATIONS = [f"{method} {path}" for method, path in RIGHTS] + [
 ]  # fmt: skip
 WITHOUT_ARGUMENTS = {label for label in OPERATIONS if label.startswith(("GET /healthz", "GET /readyz", "GET /metrics"))}
 WITHOUT_ARGUMENTS |= {label for label in OPERATIONS if label.startswith("GET /dev-issuer")}
+KNOWS_WHAT_DAY_IT_IS = {"POST /user", "PUT /user/{user_id}"}
 CASES = [(label, GenerationMode.POSITIVE) for label in OPERATIONS]
 CASES += [(label, GenerationMode.NEGATIVE) for label in OPERATIONS if label not in WITHOUT_ARGUMENTS]
 
@@ -75,7 +76,8 @@ def _existing(url: str, headers: dict[str, str]) -> dict[str, str]:
     def make(path: str, body: dict[str, Any]) -> str:
         answer = httpx2.post(url + path, json=body, headers=headers)
         assert answer.status_code == 201, answer.text
-        return str(answer.json()["id"])
+        made = answer.json()
+        return str(made.get("user", made)["id"])
 
     product = make("/v1/products", {"name": "Lathe"})
     return {
@@ -83,6 +85,7 @@ def _existing(url: str, headers: dict[str, str]) -> dict[str, str]:
         "product_id": product,
         "request_id": make(f"/v1/products/{product}/service-requests", {"description": "d"}),
         "transfer_id": make(f"/v1/products/{product}/transfers", {"toUserId": "bob"}),
+        "user_id": make("/user", NEW_USER),
     }
 
 
@@ -97,6 +100,8 @@ def test_every_answer_is_as_documented(served: Served, label: str, mode: Generat
     fixed = {name: served.existing[name] for name in names}
     # A query with one parameter more than we know is answered, as everywhere on the web.
     excluded = [negative_data_rejection] if label.startswith("GET") else []
+    # Nor can a schema say what is in the future.
+    excluded += [positive_data_acceptance] if label in KNOWS_WHAT_DAY_IT_IS else []
     for path_parameters in [None, fixed] if fixed and operation.body else [None]:
         strategy = operation.as_strategy(generation_mode=mode, path_parameters=path_parameters)
 

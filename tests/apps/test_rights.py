@@ -22,7 +22,7 @@ ANYBODY = frozenset(
         "/dev-issuer/.well-known/openid-configuration", "/dev-issuer/jwks", "/dev-issuer/token",
     }
 )  # fmt: skip
-IN_DEVELOPMENT_ONLY = ("/console",)  # read-only, and not served in production until it has a sign-in
+IN_DEVELOPMENT_ONLY = ("/console", "/sandbox")  # not served in production; the first until it has a sign-in
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,12 @@ class Right:
     roles: tuple[str, ...] = ()
     lower_roles: tuple[str, ...] = ("NOBODY",)
     body: dict[str, Any] | None = None
-    expected: frozenset[int] = field(default_factory=lambda: frozenset({200, 201, 404}))
+    expected: frozenset[int] = field(default_factory=lambda: frozenset({200, 201, 204, 404}))
 
 
 QUALITY = ("QUALITY_ENGINEER", "QUALITY_MANAGER")
 NEW_NC = {"supplier_id": "s", "severity": "LOW", "description": "d"}
+NEW_USER = {"firstName": "Ada", "lastName": "L", "dateOfBirth": "1990-12-10", "timezone": "Europe/London"}
 RIGHTS: dict[tuple[str, str], Right] = {
     ("POST", "/ncs"): Right("quality", QUALITY, body=NEW_NC),
     ("GET", "/ncs"): Right("quality", QUALITY),
@@ -54,6 +55,11 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ("GET", "/v1/service-requests/{request_id}"): Right("transfers"),
     ("GET", "/v1/notices"): Right("transfers"),
     ("POST", "/internal/v1/transfers/expire-pending"): Right("internal:transfers.expire", body={}),
+    ("POST", "/user"): Right("users", body=NEW_USER),
+    ("GET", "/user/{user_id}"): Right("users"),
+    ("PUT", "/user/{user_id}"): Right("users", body={"timezone": "Asia/Tokyo"}),
+    ("DELETE", "/user/{user_id}"): Right("users"),
+    ("GET", "/user/{user_id}/birthdays"): Right("users"),
 }
 
 

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from duly.db import Database
 from duly.http.middleware import DEFAULT_BODY_BYTES, DEFAULT_BODY_SECONDS, Boundary
-from duly.http.problems import PROBLEM_SCHEMA, describe, install_problems
+from duly.http.problems import INVALID_STATUS, PROBLEM_SCHEMA, describe, install_problems
 
 
 def install(
@@ -41,5 +41,7 @@ def _say_problem(document: dict[str, Any]) -> None:
     for path in document["paths"].values():
         for operation in path.values():
             answers = operation.get("responses", {}) if isinstance(operation, dict) else {}
-            if "HTTPValidationError" in str(answers.get("422")):
+            if INVALID_STATUS in operation:
+                answers.pop("422", None)  # FastAPI adds it to every route that takes anything
+            elif "HTTPValidationError" in str(answers.get("422")):
                 answers["422"] = describe(422)[422]

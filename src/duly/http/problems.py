@@ -27,6 +27,7 @@ from duly.http.bodies import Unreadable
 
 log = structlog.get_logger("duly.http")
 MEDIA_TYPE = "application/problem+json"
+INVALID_STATUS = "x-invalid-status"  # in the document, of a route that answers bad values with another status than 422
 MOST_FAULTS = 20
 MOST_VALUES = 1_000
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -126,11 +127,16 @@ async def _on_duly_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_invalid_request(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
+    return from_error(read_refusal(error), instance=_instance(request))
+
+
+def read_refusal(error: RequestValidationError) -> DulyError:
+    """FastAPI's refusal of a request as an error of ours."""
     if isinstance(error.__cause__, json.JSONDecodeError):
-        return from_error(Malformed("the body is not JSON"), instance=_instance(request))
+        return Malformed("the body is not JSON")
     invalid = Invalid("the request is not as the documentation says: see errors")
     invalid.faults = tuple(_fault(item, error.body) for item in error.errors()[:MOST_FAULTS])
-    return from_error(invalid, instance=_instance(request))
+    return invalid
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

@@ -21,22 +21,23 @@ import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 from urllib.parse import quote
 
 import structlog
 from fastapi import APIRouter, Depends, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
 from duly.auth.http import Require
 from duly.db import CONFLICT_RETRIES, Database, Tx, is_conflict, is_database_gone
-from duly.errors import Busy, Malformed, OutcomeUnknown, StillRunning, Unavailable
+from duly.errors import Busy, Invalid, Malformed, OutcomeUnknown, StillRunning, Unavailable
 from duly.failpoints import failpoint
 from duly.http.bodies import KeptRequest
 from duly.http.middleware import route_path
-from duly.http.problems import describe
+from duly.http.problems import INVALID_STATUS, describe, read_refusal
 from duly.idempotency.guard import DEFAULT_TTL_HOURS, Answer, Keyed, check_key, fingerprint, reserve, store
 from duly.telemetry import HTTP_REPLAYS, HTTP_RETRIES
 
@@ -172,11 +173,15 @@ RequestTx = Annotated[Tx, Depends(current_tx)]
 class Route(APIRoute):
     """A route in one transaction. ``openapi_extra={"x-idempotent": False}`` on it leaves the key out."""
 
+    invalid_status: ClassVar[int] = Invalid.status
+
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         methods = {method.upper() for method in options.get("methods") or ["GET"]}
         extra = dict(options.get("openapi_extra") or {})
         self.takes_key = bool(methods & UNSAFE) and extra.get("x-idempotent", True)
-        documented = describe(400, 401, 403, 404, 422, 503)
+        documented = describe(400, 401, 403, 404, self.invalid_status, 503)
+        if self.invalid_status != Invalid.status:
+            extra[INVALID_STATUS] = self.invalid_status  # the document must not promise FastAPI's 422 then
         if methods & UNSAFE:
             documented |= describe(408, 409, 413)
         if self.takes_key and KEY_PARAMETER not in extra.get("parameters", []):
@@ -194,16 +199,26 @@ class Route(APIRoute):
         async def handle_in_one_commit(request: Request) -> Response:
             for right in rights:
                 await right(request)  # FastAPI would read and parse the body of a stranger first
-            return await _in_one_commit(request, handle, takes_key=self.takes_key)
+            try:
+                return await _in_one_commit(request, handle, takes_key=self.takes_key)
+            except (RequestValidationError, Invalid) as error:
+                if self.invalid_status == Invalid.status:
+                    raise
+                refusal = error if isinstance(error, Invalid) else read_refusal(error)
+                refusal.status = self.invalid_status
+                raise refusal from None
 
         return handle_in_one_commit
 
 
 class Router(APIRouter):
-    """An APIRouter whose routes each run in one transaction."""
+    """An APIRouter whose routes each run in one transaction.
 
-    def __init__(self, **options: Any) -> None:
-        options.setdefault("route_class", Route)
+    ``invalid_status=400`` is for an API that promises 400 for whatever is wrong with a request's values.
+    """
+
+    def __init__(self, *, invalid_status: int = Invalid.status, **options: Any) -> None:
+        options.setdefault("route_class", type("Route", (Route,), {"invalid_status": invalid_status}))
         super().__init__(**options)
 
 

@@ -24,6 +24,10 @@ _SCHEDULED = """duly.schedule_many(
 SCHEDULE = Statement("SELECT " + _SCHEDULED)
 SCHEDULE_MANY = Statement("SELECT count(*)::int FROM " + _SCHEDULED)  # noqa: S608 - joined from constants
 CANCEL = Statement("SELECT duly.cancel(CAST(:name AS text), CAST(:entity_id AS text))")
+FIND_QUEUED = Statement("""
+SELECT DISTINCT entity_id FROM duly.jobs
+WHERE entity_id = ANY(CAST(:entity_ids AS text[])) AND name = CAST(:name AS text)
+""")
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,16 @@ async def cancel(tx: Any, name: str, entity_id: str | UUID | int) -> int:
     """Delete what is still pending for (name, entity); how many. A job that runs already is not touched."""
     rows = await fetch(tx, CANCEL, name=name, entity_id=_entity(entity_id))
     return int(rows[0][0])
+
+
+async def find_queued(tx: Any, name: str, entity_ids: Sequence[str | UUID | int]) -> set[str]:
+    """Those of these entities that have a job of this name in the queue, pending or running; dead letters are not."""
+    if len(entity_ids) > MAX_JOBS_AT_ONCE:
+        raise Invalid(f"{len(entity_ids)} entities at once: ask for at most {MAX_JOBS_AT_ONCE} in one call")
+    if not entity_ids:
+        return set()
+    rows = await fetch(tx, FIND_QUEUED, name=_job_name(name), entity_ids=[_entity(one) for one in entity_ids])
+    return {row[0] for row in rows}
 
 
 def schedule_sync(

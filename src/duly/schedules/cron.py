@@ -12,29 +12,26 @@ repeated hour.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
-from zoneinfo import ZoneInfo, available_timezones
+from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from duly.errors import BadCron, BadZone, Invalid
+from duly.errors import BadCron, Invalid
+from duly.zones import ONE_SECOND, find_gap_end, find_instant, find_zone, offset_of
 
 DST_GAPS = ("after", "skip")
 DST_OVERLAPS = ("first", "both")
 MAX_EXPRESSION_CHARACTERS = 100
-MAX_ZONE_CHARACTERS = 50
 MAX_PREVIEW = 1000
 # cronsim's own; the longest real wait is 40 years, for a 29 February on one weekday across the year 2100.
 HORIZON_YEARS = 50
-ONE_SECOND = timedelta(seconds=1)
 _REFERENCE = datetime(2000, 1, 1, tzinfo=UTC)
-_NOT_ZONES = frozenset({"localtime", "posixrules", "Factory"})  # files beside the zones that name no place
 _FIELDS = (
     ("minute", "0-59", "*/15 * * * *"),
     ("hour", "0-23", "0 9 * * *"),
@@ -70,7 +67,7 @@ class Cron:
     def __post_init__(self) -> None:
         """Check everything, so that whoever holds a Cron holds one that runs."""
         object.__setattr__(self, "expression", _checked_expression(self.expression))
-        object.__setattr__(self, "_zone", _checked_zone(self.timezone))
+        object.__setattr__(self, "_zone", find_zone(self.timezone))
         _check_choice("dst_gap", self.dst_gap, DST_GAPS)
         _check_choice("dst_overlap", self.dst_overlap, DST_OVERLAPS)
         self.next_after(_REFERENCE)
@@ -143,7 +140,7 @@ class Cron:
         local = after.astimezone(self._zone)
         start = local.replace(tzinfo=None)
         if fold > local.fold:  # in a first pass: the second begins earlier on the wall clock
-            start -= _offset(local) - _offset(local.replace(fold=1))
+            start -= offset_of(local) - offset_of(local.replace(fold=1))
         found_year = start.year
         for naive in CronSim(self.expression, start):
             if naive.year > found_year + HORIZON_YEARS:
@@ -154,26 +151,10 @@ class Cron:
                 yield at
 
     def _instant(self, naive: datetime, fold: int) -> datetime | None:
-        at = naive.replace(tzinfo=self._zone, fold=fold).astimezone(UTC)
-        if at.astimezone(self._zone).replace(tzinfo=None) == naive:
+        at = find_instant(naive, self._zone, fold=fold)
+        if at is not None or self.is_wildcard or self.dst_gap == "skip":
             return at
-        return None if self.is_wildcard or self.dst_gap == "skip" else self._gap_end(naive)
-
-    def _gap_end(self, naive: datetime) -> datetime:
-        """The first instant after the gap that a local time fell into.
-
-        In a gap, fold 1 gives an instant before the clocks change and fold 0 one after it.
-        """
-        low = naive.replace(tzinfo=self._zone, fold=1).astimezone(UTC)
-        high = naive.replace(tzinfo=self._zone, fold=0).astimezone(UTC)
-        before = _offset(low.astimezone(self._zone))
-        while high - low > ONE_SECOND:
-            middle = low + timedelta(seconds=(high - low) // timedelta(seconds=2))
-            if _offset(middle.astimezone(self._zone)) == before:
-                low = middle
-            else:
-                high = middle
-        return high
+        return find_gap_end(naive, self._zone)
 
     def _note(self, at: datetime) -> str | None:
         local = at.astimezone(self._zone)
@@ -181,7 +162,7 @@ class Cron:
         if next(CronSim(self.expression, naive - ONE_SECOND)) != naive:
             gap_start = (at - ONE_SECOND).astimezone(self._zone).replace(tzinfo=None) + ONE_SECOND
             return f"moved: the clocks skip from {gap_start:%H:%M} to {local:%H:%M}, it runs right after"
-        if _offset(local) == _offset(local.replace(fold=1 - local.fold)):
+        if offset_of(local) == offset_of(local.replace(fold=1 - local.fold)):
             return None
         if local.fold:
             return "the second time this hour comes that day"
@@ -228,27 +209,6 @@ def _parses(place: int, part: str) -> bool:
     return True
 
 
-def _checked_zone(name: str) -> ZoneInfo:
-    if name in _zone_names():
-        return ZoneInfo(name)
-    near = difflib.get_close_matches(name, _zone_names(), n=1) if len(name) <= MAX_ZONE_CHARACTERS else []
-    raise BadZone(
-        f"{name[:MAX_ZONE_CHARACTERS]!r} is no IANA time zone: write a name such as 'Europe/Warsaw' or "
-        "'UTC', not an offset" + (f"; did you mean {near[0]!r}?" if near else "")
-    )
-
-
-@functools.cache
-def _zone_names() -> frozenset[str]:
-    return frozenset(available_timezones() - _NOT_ZONES)
-
-
 def _check_choice(what: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise Invalid(f"{what}={value!r}: choose {' or '.join(allowed)}")
-
-
-def _offset(local: datetime) -> timedelta:
-    offset = local.utcoffset()
-    assert offset is not None, "a datetime in a zone has an offset"
-    return offset

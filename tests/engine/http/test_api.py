@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx2
 import pytest
+from fastapi import APIRouter
 
+from duly.app import Duly
 from duly.db import Database
 from duly.http.api import create_api, prefers_html
 from duly.settings import Settings
@@ -58,3 +61,13 @@ async def test_the_front_page_is_json_for_programs_and_html_for_people(client: h
 )
 def test_what_a_client_accepts_decides(accept: str, html: bool) -> None:
     assert prefers_html(accept) is html
+
+
+@pytest.mark.parametrize(("env", "status"), [("development", 200), ("production", 404)])
+async def test_routes_of_a_sandbox_are_served_in_development_only(db: Database, env: Any, status: int) -> None:
+    """E5.7."""
+    shop, router = Duly(), APIRouter()
+    router.add_api_route("/toys", lambda: {"toys": 1})
+    shop.include_router(router, development_only=True)
+    async with served(create_api(db, [], Settings(env=env), shop)) as made:
+        assert (await made.get("/toys")).status_code == status

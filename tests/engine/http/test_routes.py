@@ -15,17 +15,19 @@ import pytest
 import schemathesis
 from fastapi import APIRouter, BackgroundTasks, Cookie, Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from structlog.testing import capture_logs
 
 from duly.db import Database
+from duly.errors import Invalid
 from duly.http import RequestTx, Router, install
 from duly.http.problems import PROBLEM_SCHEMA
 from duly.http.transactions import Route
 from tests.engine.http.serving import served
 from tests.engine.idempotency.shop import add_order, create_shop, effects, keys, make_tables, name_caller, open_shop
+from tests.support import rows
 
 Client = httpx2.AsyncClient
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
@@ -380,3 +382,71 @@ async def test_problems_are_as_the_document_says(shop: Client) -> None:
     assert [answer.status_code for answer in answers] == [422, 400, 404, 500, 409, 400]
     for answer in answers:
         jsonschema_rs.validate(PROBLEM_SCHEMA, answer.json())
+
+
+# -- an API that promises 400 for bad values --------------------------------------------------------------------------
+
+
+class TooSmall(Invalid):
+    """There is too little of it."""
+
+
+class Amount(BaseModel):
+    amount: int = Field(ge=1)
+
+
+def create_strict_api(db: Database) -> FastAPI:
+    """One router of each kind, the strict one behind another prefix."""
+    api = FastAPI()
+    install(api, db)
+    for status, prefix in ((400, "/strict"), (422, "/usual")):
+        router = Router(invalid_status=status)
+
+        @router.put("/amounts/{number}")
+        async def put(number: int, amount: Amount, tx: RequestTx) -> int:
+            await tx.execute(text("INSERT INTO notes (note) VALUES ('put')"))
+            if amount.amount < 10:
+                raise TooSmall("give ten")
+            return amount.amount
+
+        @router.get("/lists")
+        async def show(tx: RequestTx, size: int = 3) -> int:
+            return size
+
+        api.include_router(router, prefix=prefix)
+    return api
+
+
+@pytest.mark.parametrize(("prefix", "status"), [("/strict", 400), ("/usual", 422)])
+async def test_a_router_says_with_which_status_bad_values_are_refused(
+    db: Database, dsn: str, prefix: str, status: int
+) -> None:
+    """E5.5: those that the schema refuses and those that a rule does; nothing is written, and the rest is as ever."""
+    rows(dsn, "CREATE TABLE notes (note text)")
+    async with served(create_strict_api(db)) as client:
+        refused = [
+            await client.put(f"{prefix}/amounts/1", json={"amount": 0}),
+            await client.put(f"{prefix}/amounts/one", json={"amount": 10}),
+            await client.get(f"{prefix}/lists?size=x"),
+            await client.put(f"{prefix}/amounts/1", json={"amount": 5}),
+        ]
+        malformed = await client.put(f"{prefix}/amounts/1", content=b"{", headers={"Content-Type": "application/json"})
+        key = {"Idempotency-Key": "k"}
+        first = await client.put(f"{prefix}/amounts/1", json={"amount": 10}, headers=key)
+        reused = await client.put(f"{prefix}/amounts/1", json={"amount": 11}, headers=key)
+    assert [(answer.status_code, answer.json()["status"]) for answer in refused] == [(status, status)] * 4
+    assert [answer.json()["errors"][0]["path"] for answer in refused[:3]] == ["$.amount", "$.number", "$.size"]
+    assert refused[3].json()["type"] == "urn:duly:problem:too-small"
+    assert (malformed.status_code, malformed.json()["type"]) == (400, "urn:duly:problem:malformed")
+    assert (first.status_code, reused.status_code) == (200, 409)
+    assert rows(dsn, "SELECT count(*)::int FROM notes") == [(1,)]
+    assert TooSmall("another").status == 422  # one answer's status is not the next one's
+
+
+def test_the_document_promises_that_status_and_no_other(db: Database) -> None:
+    """E5.7."""
+    paths = create_strict_api(db).openapi()["paths"]
+    for path, method in (("/amounts/{number}", "put"), ("/lists", "get")):
+        assert "422" not in paths[f"/strict{path}"][method]["responses"]
+        assert {"400", "422"} <= paths[f"/usual{path}"][method]["responses"].keys()
+        assert "400" in paths[f"/strict{path}"][method]["responses"]

@@ -13,7 +13,7 @@ import pytest
 from duly.db import Database, Tx
 from duly.errors import AlreadyScheduled, BadPayload, Invalid
 from duly.jobs.handlers import JobContext
-from duly.jobs.schedule import NewJob, schedule, schedule_many
+from duly.jobs.schedule import NewJob, find_queued, schedule, schedule_many
 from duly.jobs.worker import Worker
 from duly.testing import BusinessClock
 from tests.engine.jobs.callers import ALL, Opener, count_jobs
@@ -153,7 +153,7 @@ async def test_what_could_never_run_is_refused_before_it_is_written(
     assert rows(dsn, "SELECT name FROM duly.jobs") == [("good",)]
 
 
-# -- a second call for the same (name, entity) while the first is pending ------------------------------------------
+# -- a second call for the same (name, entity) while the first is pending ---------------------------------------------
 
 
 async def test_replace_moves_the_one_timer(db: Database, dsn: str, clock: BusinessClock) -> None:
@@ -282,7 +282,7 @@ async def test_a_retry_goes_back_beside_a_timer_that_was_set_while_it_ran(
     ]
 
 
-# -- many at once --------------------------------------------------------------------------------------------------
+# -- many at once -----------------------------------------------------------------------------------------------------
 
 
 async def test_many_jobs_are_one_statement(db: Database, dsn: str) -> None:
@@ -356,3 +356,33 @@ async def test_more_than_ten_thousand_at_once_are_refused(db: Database, dsn: str
         with pytest.raises(Invalid, match="10000"):
             await schedule_many(tx, [NewJob("bulk", number) for number in range(10_001)])
     assert count_jobs(dsn) == 0
+
+
+# -- asking -----------------------------------------------------------------------------------------------------------
+
+
+async def test_who_still_has_a_job_in_the_queue_can_be_asked(db: Database, dsn: str) -> None:
+    """E3.2: pending, waiting for a retry, or running; of this name; not the dead, nor those that are done."""
+    ids = ["later", "running", "other", "dead", "done"]
+    async with db.transaction() as tx:
+        await schedule_many(tx, [NewJob("call", one, NOON) for one in ("later", "running")])
+        await schedule(tx, "another", "other")
+        assert await find_queued(tx, "call", ids) == {"later", "running"}
+    rows(
+        dsn,
+        """UPDATE duly.jobs SET lease_token = 1, lease_expires_at = now() + interval '1 hour', leased_by = 'w'
+           WHERE entity_id = 'running'""",
+    )
+    async with db.transaction() as tx:
+        assert await find_queued(tx, "call", ids) == {"later", "running"}
+        assert await find_queued(tx, "call", [UUID(int=7), 8]) == set()
+        assert await find_queued(tx, "call", []) == set()
+
+
+async def test_a_question_about_too_many_is_refused(db: Database) -> None:
+    """A limit on everything."""
+    async with db.transaction() as tx:
+        with pytest.raises(Invalid, match="10000"):
+            await find_queued(tx, "call", range(10_001))
+        with pytest.raises(Invalid):
+            await find_queued(tx, "no name", ["x"])

@@ -1,0 +1,444 @@
+"""Ten years of birthdays in a minute or two: a made-up story, lived by the real system, compared with what must come.
+
+``make decade`` or ``python -m tests.apps.birthdays.decade --years 10 --users 1000 --seed 1``. A real PostgreSQL whose
+clock jumps from one interesting instant to the next, the real API, Worker, Relay and Scheduler, and messages over HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from fastapi import FastAPI
+
+from apps.birthdays.gateways import URL_VARIABLE
+from apps.sandbox.catcher import PATH, Catcher, create_router
+from apps.wiring import app
+from duly import Database, Relay, Scheduler, Worker
+from duly.auth.issuer import Issuer
+from duly.cli.process import build_api, run_async
+from duly.clock import monotonic
+from duly.runtime.supervisor import create_server
+from duly.schedules import disable_schedule, edit_schedule, list_schedules
+from duly.settings import Settings
+from duly.telemetry import configure_logging
+from duly.testing import TestServer
+from duly.wakeup import Wakeup
+from duly.zones import zone_names
+from tests.apps.birthdays.acting import check_consistent
+from tests.apps.birthdays.oracle import Deed, Message, Story, describe_lateness, next_minute, tell_story
+from tests.engine.http.serving import listen
+
+PATIENCE_SECONDS = 60.0
+CALLS_AT_ONCE = 8
+MOST_OUT_OF_ORDER = 40
+COMMON_ZONES = "SELECT name FROM pg_timezone_names ORDER BY name"
+FREEZE = "UPDATE duly.business_clock SET frozen_at = $1"
+NEXT_DUE = "SELECT min(target_utc) FROM birthdays.events WHERE status = 'PENDING'"
+IS_BUSY = """
+SELECT EXISTS (SELECT 1 FROM duly.jobs WHERE run_at <= duly.now()) OR EXISTS (SELECT 1 FROM duly.outbox)
+"""
+LEFT_OVER = "SELECT user_id::text, year, target_utc FROM birthdays.events WHERE status = 'PENDING'"
+AGREES = """
+SELECT m.zone, m.local, m.due FROM unnest($1::text[], $2::timestamp[], $3::timestamptz[]) AS m(zone, local, due)
+WHERE m.due AT TIME ZONE m.zone < m.local OR (m.due - interval '1 minute') AT TIME ZONE m.zone >= m.local
+"""
+# The engine's own clean-up and other contexts stand still; what belongs to birthdays runs, the nightly jobs less often.
+LESS_OFTEN = {
+    "birthdays.recover": "0 12 * * *", "birthdays.recheck-zones": "0 3 * * 0", "birthdays.forget-events": "0 4 1 * *",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A message as the webhook got it, and what time it was."""
+
+    at: datetime
+    key: str
+    body: dict[str, Any]
+
+
+class Mailbox(Catcher):
+    """The sandbox's catcher, which forgets nothing and knows what time it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = datetime.min.replace(tzinfo=UTC)
+        self.arrivals: list[Arrival] = []
+
+    async def catch(self, key: str, body: Any) -> int:
+        self.arrivals.append(Arrival(self.now, key, body))
+        return await super().catch(key, body)
+
+
+@dataclass
+class Figures:
+    """What a run came to."""
+
+    people: int = 0
+    zones: int = 0
+    deeds: int = 0
+    instants: int = 0
+    restarts: int = 0
+    downtimes: int = 0
+    delivered: int = 0
+    late: int = 0
+    told_in: float = 0.0
+    lived_in: float = 0.0
+    spent: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.spent.most_common())
+        return (
+            f"{self.people} people in {self.zones} zones, {self.deeds} registrations and changes, {self.restarts} "
+            f"restarts, {self.downtimes} downtimes, {self.instants} instants: {self.delivered} messages, {self.late} "
+            f"of them late, each exactly once and at its instant; lived in {self.lived_in:.1f} s ({parts}), made up "
+            f"in {self.told_in:.1f} s"
+        )
+
+
+class Duties:
+    """Worker, relay and scheduler, as ``duly up`` has them; the tick is asked for, since the clock stands still."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._stop = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._scheduler = Scheduler(db)
+
+    @property
+    def are_up(self) -> bool:
+        return bool(self._tasks)
+
+    def start(self) -> None:
+        self._stop = asyncio.Event()
+        wakeup = Wakeup(self._db)
+        duties = [Worker(self._db, app.handlers, wakeup=wakeup), Relay(self._db, wakeup=wakeup)]
+        runs = [wakeup.run(self._stop), *(duty.run(self._stop) for duty in duties)]
+        self._tasks = [asyncio.create_task(run) for run in runs]
+        self._scheduler = Scheduler(self._db)
+
+    async def stop(self) -> None:
+        self._stop.set()
+        await asyncio.gather(*self._tasks)
+        await self._scheduler.close()
+        self._tasks = []
+
+    async def tick(self) -> None:
+        await self._scheduler.cycle()
+
+
+class World:
+    """The system under a clock of ours."""
+
+    def __init__(self, db: Database, connection: Any, client: httpx2.AsyncClient, mailbox: Mailbox) -> None:
+        self.connection = connection
+        self.mailbox = mailbox
+        self.figures = Figures()
+        self.ids: dict[int, str] = {}
+        self._client = client
+        self._duties = Duties(db)
+        self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
+
+    async def live(self, story: Story) -> None:
+        """From the first instant to the last."""
+        steps = _Steps(story)
+        self._duties.start()
+        while True:
+            due = await self.connection.fetchval(NEXT_DUE) if self._duties.are_up else None
+            at = steps.next_instant(due)
+            if at is None:
+                break
+            await self._step(at, steps)
+        await self._duties.stop()
+
+    async def _step(self, at: datetime, steps: _Steps) -> None:
+        began = monotonic()
+        self.figures.instants += 1
+        self.mailbox.now = at
+        await self.connection.execute(FREEZE, at)
+        if deeds := steps.take_deeds(at):
+            await asyncio.gather(*(self._do(deed) for deed in deeds))
+            self.figures.deeds += len(deeds)
+        began = self._spent("changes", began)
+        if steps.goes_down(at):
+            await self._duties.stop()
+            self.figures.downtimes += 1
+            return
+        if steps.comes_up(at):
+            self._duties.start()
+        elif steps.restarts(at):
+            await self._duties.stop()
+            self._duties.start()
+            self.figures.restarts += 1
+        if not self._duties.are_up:
+            return
+        began = self._spent("restarts", began)
+        await self._until_idle()  # what was said is heard before anything is claimed
+        began = self._spent("following", began)
+        if at != next_minute(at):  # the scheduler ticks at whole and half minutes, and claims are made each minute
+            return
+        await self._duties.tick()
+        began = self._spent("ticks", began)
+        await self._until_idle()
+        self._spent("deliveries", began)
+
+    def _spent(self, what: str, began: float) -> float:
+        now = monotonic()
+        self.figures.spent[what] += now - began  # type: ignore[assignment]  # a Counter of seconds
+        return now
+
+    async def _until_idle(self) -> None:
+        deadline = monotonic() + PATIENCE_SECONDS
+        while await self.connection.fetchval(IS_BUSY):
+            assert monotonic() < deadline, "something is due and nobody does it"
+            await asyncio.sleep(0.001)
+
+    async def _do(self, deed: Deed) -> None:
+        """Over HTTP, as everybody does it."""
+        async with self._turns:
+            if deed.kind == "register":
+                assert deed.born is not None
+                body = {
+                    "firstName": deed.name,
+                    "lastName": "P",
+                    "dateOfBirth": deed.born.isoformat(),
+                    "timezone": deed.zone,
+                }
+                answer = await self._client.post("/user", json=body)
+                assert answer.status_code == 201, answer.text
+                self.ids[deed.person] = answer.json()["user"]["id"]
+            elif deed.kind == "leave":
+                answer = await self._client.delete(f"/user/{self.ids[deed.person]}")
+                assert answer.status_code == 204, answer.text
+            else:
+                changed = {
+                    "dateOfBirth": deed.born and deed.born.isoformat(),
+                    "timezone": deed.zone,
+                    "firstName": deed.name,
+                }
+                body = {name: value for name, value in changed.items() if value is not None}
+                answer = await self._client.put(f"/user/{self.ids[deed.person]}", json=body)
+                assert answer.status_code == 200, answer.text
+
+
+class _Steps:
+    """Which instants are interesting: something is done, somebody goes down or comes up, or a message is due."""
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+        self._deeds = list(reversed(story.deeds))
+        self._downs = {downtime.start for downtime in story.downtimes}
+        self._ups = {downtime.end for downtime in story.downtimes}
+        self._restarts = set(story.restarts)
+        self._planned = sorted({*self._downs, *self._ups, *self._restarts}, reverse=True)
+        self._now = story.start - timedelta(seconds=1)
+
+    def next_instant(self, due: datetime | None) -> datetime | None:
+        candidates = [self._deeds[-1].at] if self._deeds else []
+        candidates += [self._planned[-1]] if self._planned else []
+        if due is not None:
+            candidates.append(max(due, next_minute(self._now)))
+        found = min((at for at in candidates if at < self._story.end), default=None)
+        if found is not None:
+            assert found > self._now, f"still due at {self._now}, and nobody has claimed it: {due}"
+            self._now = found
+            while self._planned and self._planned[-1] <= found:
+                self._planned.pop()
+        return found
+
+    def take_deeds(self, at: datetime) -> list[Deed]:
+        found = []
+        while self._deeds and self._deeds[-1].at == at:
+            found.append(self._deeds.pop())
+        return found
+
+    def goes_down(self, at: datetime) -> bool:
+        return at in self._downs
+
+    def comes_up(self, at: datetime) -> bool:
+        return at in self._ups
+
+    def restarts(self, at: datetime) -> bool:
+        return at in self._restarts
+
+
+# -- checking ---------------------------------------------------------------------------------------------------------
+
+
+def compare(story: Story, arrivals: list[Arrival], ids: dict[int, str]) -> list[str]:
+    """Everything that is wrong, in words."""
+    people = {user_id: person for person, user_id in ids.items()}
+    wrong: list[str] = []
+    times = Counter(arrival.key for arrival in arrivals)
+    wrong += [f"the key {key} came {count} times" for key, count in times.items() if count > 1]
+    expected = {(message.person, message.year): message for message in story.messages}
+    came: Counter[tuple[int, int]] = Counter()
+    for arrival in arrivals:
+        who = (people.get(arrival.body["userId"], -1), datetime.fromisoformat(arrival.body["targetLocal"]).year)
+        came[who] += 1
+        if who not in expected:
+            wrong.append(f"nobody expected {who} at {arrival.at}: {arrival.body}")
+        else:
+            wrong += [f"{who} at {arrival.at}: {fault}" for fault in _faults(arrival, expected[who])]
+    wrong += [f"{who} came {count} times" for who, count in came.items() if count > 1]
+    wrong += [f"{message} never came" for who, message in expected.items() if who not in came]
+    return wrong + _out_of_order(arrivals)
+
+
+def _faults(arrival: Arrival, message: Message) -> list[str]:
+    body = arrival.body
+    late = message.at - message.due
+    words = describe_lateness(late)
+    facts = {
+        "instant": (arrival.at, message.at),
+        "due": (datetime.fromisoformat(body["targetUtc"]), message.due),
+        "local": (datetime.fromisoformat(body["targetLocal"]), message.local),
+        "zone": (body["timezone"], message.zone),
+        "late": (body["lateSeconds"], int(late.total_seconds())),
+        "words": (body["message"].rpartition("! Sorry to be ")[2] if "Sorry" in body["message"] else "", words),
+    }
+    faults = [f"{name} is {found}, not {wanted}" for name, (found, wanted) in facts.items() if found != wanted]
+    return faults + (["it came early"] if arrival.at < message.due else [])
+
+
+def _out_of_order(arrivals: list[Arrival]) -> list[str]:
+    """What comes at one instant comes with the oldest first; ten are delivered at a time."""
+    by_instant: dict[datetime, list[str]] = {}
+    for arrival in arrivals:
+        by_instant.setdefault(arrival.at, []).append(arrival.body["targetUtc"])
+    return [
+        f"at {at} the one of {due} came as number {place} instead of {sorted(dues).index(due)}"
+        for at, dues in by_instant.items()
+        for place, due in enumerate(dues)
+        if place - (sorted(dues).index(due) + dues.count(due)) > MOST_OUT_OF_ORDER
+    ]
+
+
+async def check_plans(world: World, story: Story) -> list[str]:
+    """Who is still there expects one message more, and the right one."""
+    found = {row[0]: (row[1], row[2]) for row in await world.connection.fetch(LEFT_OVER)}
+    wanted = {world.ids[person]: plan for person, plan in story.expecting.items()}
+    everybody = found.keys() | wanted.keys()
+    return [
+        f"{user_id} expects {found.get(user_id)}, not {wanted.get(user_id)}"
+        for user_id in everybody
+        if found.get(user_id) != wanted.get(user_id)
+    ]
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+async def run_decade(
+    dsn: str, home: Path, *, people: int, years: int, seed: int, zones: list[str] | None = None
+) -> Figures:
+    """Tell a story, live it, compare; AssertionError says everything that was wrong."""
+    db = Database(dsn, settings=Settings(concurrency=12))
+    connection = await db.connect(application="decade")
+    known = {row[0] for row in await connection.fetch(COMMON_ZONES)}
+    chosen = zones or sorted(zone_names() & known)
+    began = monotonic()
+    story = tell_story(people=people, years=years, seed=seed, zones=chosen)
+    told_in = monotonic() - began
+    disagreements = await connection.fetch(
+        AGREES, [m.zone for m in story.messages], [m.local for m in story.messages], [m.due for m in story.messages]
+    )
+    assert not disagreements, f"PostgreSQL disagrees with the oracle: {disagreements[:5]}"
+    await connection.execute(FREEZE, story.start)
+    await prepare(db)
+    mailbox = Mailbox()
+    async with serving(mailbox, db, home) as client:
+        world = World(db, connection, client, mailbox)
+        began = monotonic()
+        await world.live(story)
+        world.figures.lived_in = monotonic() - began
+    wrong = compare(story, mailbox.arrivals, world.ids) + await check_plans(world, story)
+    assert not wrong, f"{len(wrong)} faults, among them:\n" + "\n".join(wrong[:20])
+    check_consistent(dsn)
+    figures = world.figures
+    figures.people, figures.zones, figures.told_in = people, len({d.zone for d in story.deeds if d.zone}), told_in
+    figures.delivered = len(mailbox.arrivals)
+    figures.late = sum(bool(message.at > message.due) for message in story.messages)
+    await connection.close()
+    await db.close()
+    return figures
+
+
+async def prepare(db: Database) -> None:
+    """Consumers are registered; schedules run from the story's beginning on."""
+    await app.prepare(db)
+    async with db.transaction() as tx:
+        for row in await list_schedules(tx):
+            if row.name in LESS_OFTEN:
+                await edit_schedule(tx, row.name, cron=LESS_OFTEN[row.name], actor="decade")
+            elif not row.name.startswith("birthdays."):
+                await disable_schedule(tx, row.name, actor="decade")
+
+
+@contextlib.asynccontextmanager
+async def serving(mailbox: Mailbox, db: Database, home: Path) -> AsyncIterator[httpx2.AsyncClient]:
+    """The API and the webhook, each on a socket of its own."""
+    settings = Settings(data=home, shutdown_grace_seconds=1)
+    hooks, api_listener = listen(), listen()
+    port = api_listener.getsockname()[1]
+    receiver = FastAPI()
+    receiver.include_router(create_router(mailbox))
+    servers = [create_server(receiver, settings), create_server(build_api(db, [], settings, app, port=port), settings)]
+    tasks = [
+        asyncio.create_task(server.serve(sockets=[listener]))
+        for server, listener in zip(servers, (hooks, api_listener), strict=True)
+    ]
+    os.environ[URL_VARIABLE] = f"http://127.0.0.1:{hooks.getsockname()[1]}{PATH}"
+    token = Issuer.open(settings, port=port).sign("decade", scopes=["users"], ttl_seconds=36_000)
+    try:
+        async with httpx2.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=30, headers={"Authorization": f"Bearer {token}"}
+        ) as client:
+            yield client
+    finally:
+        del os.environ[URL_VARIABLE]
+        for server in servers:
+            server.should_exit = True
+        await asyncio.gather(*tasks)
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--years", type=int, default=10)
+    parser.add_argument("--users", type=int, default=1_000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    os.environ["DULY_ALLOW_UNSAFE_DATABASE"] = "1"
+    configure_logging(level="error")
+    with tempfile.TemporaryDirectory(prefix="duly-decade-") as directory:
+        server = TestServer(Path(directory))
+        server.postgres = type(server.postgres).at(
+            Path(directory), parameters=("fsync=off", "full_page_writes=off", "synchronous_commit=off")
+        )
+        server.start()
+        try:
+            with server.database(app) as dsn:
+                figures = run_async(
+                    run_decade(dsn, Path(directory), people=options.users, years=options.years, seed=options.seed)
+                )
+        finally:
+            server.stop()
+    print(f"{options.years} years, seed {options.seed}: {figures}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

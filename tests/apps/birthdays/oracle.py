@@ -1,0 +1,275 @@
+"""Years of birthdays as they should be: what people do, when the system is down, and which message must come when.
+
+It shares nothing with ``apps.birthdays``: the calendar is counted day by day, nine o'clock is found by looking at the
+clocks from UTC, and the rules are those of docs/howto/time-rules.md, written a second time.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+MINUTE = timedelta(minutes=1)
+QUARTER = timedelta(minutes=15)
+DAY = timedelta(days=1)
+LONG_AGO = datetime(1900, 1, 1, tzinfo=UTC)
+# Around every kind of clock change, the leap day, the turn of the year, and the day that Samoa skipped.
+CLASSIC_DAYS = (
+    "01-01", "02-28", "02-29", "03-01", "03-08", "03-09", "03-13", "03-14", "03-25", "03-27", "03-28", "03-29", "03-30",
+    "03-31", "04-01", "04-03", "04-05", "05-01", "06-15", "08-31", "09-24", "09-25", "10-02", "10-04", "10-25", "10-26",
+    "10-28", "10-30", "10-31", "11-01", "11-04", "11-07", "12-09", "12-24", "12-29", "12-30", "12-31",
+)  # fmt: skip
+DATE_LINE = (
+    "Pacific/Kiritimati",
+    "Pacific/Apia",
+    "Pacific/Pago_Pago",
+    "Pacific/Honolulu",
+    "Pacific/Auckland",
+    "Etc/GMT+12",
+)
+
+
+@dataclass(frozen=True)
+class Downtime:
+    """Nobody works from ``start`` until ``end``; the API is up, people go on living."""
+
+    start: datetime
+    end: datetime
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What somebody does: registers, moves, corrects a date, renames, leaves."""
+
+    at: datetime
+    person: int
+    kind: str
+    born: date | None = None
+    zone: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Message:
+    """What must arrive: whose, for which year, at which instant; and when it was due."""
+
+    person: int
+    year: int
+    local: datetime
+    zone: str
+    due: datetime
+    at: datetime
+
+
+@dataclass
+class Life:
+    """One person, as far as the story has come."""
+
+    number: int
+    born: date
+    zone: str
+    year: int = 0  # of the message that is to come
+    day: date = date.min
+    planned_in: str = ""
+    known_at: datetime = LONG_AGO
+    last_year: int = 0
+    is_gone: bool = False
+
+    @property
+    def due(self) -> datetime:
+        return nine_oclock(self.planned_in, self.day)
+
+
+@dataclass
+class Story:
+    """Everything that happens, and everything that must."""
+
+    start: datetime
+    end: datetime
+    downtimes: list[Downtime]
+    restarts: list[datetime]
+    deeds: list[Deed] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    expecting: dict[int, tuple[int, datetime]] = field(default_factory=dict)  # at the end: year and instant by person
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def nine_oclock(zone: str, day: date) -> datetime:
+    """The first instant at which clocks there show nine o'clock of the day, or have passed it."""
+    there = ZoneInfo(zone)
+    wanted = datetime.combine(day, time(9))
+    at = wanted.replace(tzinfo=UTC) - timedelta(hours=25)
+    while at.astimezone(there).replace(tzinfo=None) < wanted:
+        at += QUARTER
+    while (at - MINUTE).astimezone(there).replace(tzinfo=None) >= wanted:
+        at -= MINUTE
+    return at
+
+
+def birthday(born: date, year: int) -> date:
+    """By counting: the day with that month and number, or the last of February."""
+    day = date(year, born.month, 1) + (born.day - 1) * DAY
+    return day if day.month == born.month else day - DAY
+
+
+def next_minute(at: datetime) -> datetime:
+    """That instant, or the next whole minute."""
+    whole = at.replace(second=0, microsecond=0)
+    return whole if whole == at else whole + MINUTE
+
+
+class Calendar:
+    """When the system is up."""
+
+    def __init__(self, downtimes: Sequence[Downtime]) -> None:
+        self._starts = [downtime.start for downtime in downtimes]
+        self._downtimes = downtimes
+
+    def first_up(self, at: datetime) -> datetime:
+        """That instant, or the end of the downtime it falls into."""
+        index = bisect_right(self._starts, at) - 1
+        return self._downtimes[index].end if index >= 0 and at < self._downtimes[index].end else at
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+
+def plan_anew(life: Life, now: datetime) -> None:
+    """The first nine o'clock that is not before now, of a year that had no message, and not the day of birth."""
+    year = max(now.year - 2, life.last_year, life.born.year) + 1
+    while nine_oclock(life.zone, birthday(life.born, year)) < now:
+        year += 1
+    life.year, life.day, life.planned_in, life.known_at = year, birthday(life.born, year), life.zone, now
+
+
+def apply(life: Life, deed: Deed) -> None:
+    """What a deed changes, at once: others hear of it before anything is claimed."""
+    if deed.kind == "leave":
+        life.is_gone = True
+        return
+    life.zone = deed.zone or life.zone
+    if deed.born not in (None, life.born):
+        assert deed.born is not None
+        life.born = deed.born
+        plan_anew(life, deed.at)
+    elif deed.zone is not None:
+        life.planned_in, life.known_at = life.zone, deed.at  # the same day and hour by other clocks
+
+
+def deliver_until(life: Life, until: datetime, calendar: Calendar) -> Iterator[Message]:
+    """The messages of one person that come before an instant."""
+    while not life.is_gone:
+        at = calendar.first_up(next_minute(max(life.due, life.known_at)))  # there is a claim every minute
+        if at >= until:
+            return
+        local = datetime.combine(life.day, time(9))
+        yield Message(life.number, life.year, local, life.planned_in, life.due, at)
+        life.last_year = life.year
+        life.year += 1
+        life.day, life.planned_in, life.known_at = birthday(life.born, life.year), life.zone, at
+
+
+# -- the story --------------------------------------------------------------------------------------------------------
+
+
+def tell_story(*, people: int, years: int, seed: int, zones: Sequence[str], first_year: int = 2008) -> Story:
+    """Make up who lives where, what they do and when the system is down; and say what must come of it."""
+    chance = random.Random(seed)
+    start = datetime(first_year, 1, 10, 12, tzinfo=UTC)
+    end = start.replace(year=first_year + years)
+    downtimes = _downtimes(chance, start, end)
+    restarts = sorted(start + chance.random() * (end - start) for _ in range(3 * years))
+    story = Story(start, end, downtimes, restarts)
+    calendar = Calendar(downtimes)
+    days = [*CLASSIC_DAYS, *(f"{chance.randint(1, 12):02}-{chance.randint(1, 28):02}" for _ in range(3))]
+    shuffled = chance.sample(list(zones), len(zones))
+    for number in range(people):
+        born, zone = _born(chance, days), shuffled[number % len(shuffled)]
+        late = number % 10 == 9  # some come later
+        at = start + chance.randint(1, 365 * years - 30) * DAY if late else start
+        _live(story, Life(number, born, zone), at, chance, calendar, days, zones)
+    story.deeds.sort(key=lambda deed: (deed.at, deed.person))
+    story.messages.sort(key=lambda message: (message.at, message.due, message.person))
+    return story
+
+
+def _live(
+    story: Story, life: Life, came: datetime, chance: random.Random, calendar: Calendar, days: Sequence[str],
+    zones: Sequence[str],
+) -> None:  # fmt: skip
+    """One person's life: each deed is chosen when the story has come there, so that it can be close to what is due."""
+    story.deeds.append(Deed(came, life.number, "register", life.born, life.zone, f"P{life.number}"))
+    plan_anew(life, came)
+    at = came
+    while (deed := _next_deed(chance, life, at, days, zones)) is not None and deed.at < story.end:
+        story.messages += deliver_until(life, deed.at, calendar)
+        if deed.kind in ("before", "after", "on the day"):  # its due instant may have moved while we looked
+            deed = replace(deed, kind="move")
+        story.deeds.append(deed)
+        apply(life, deed)
+        at = deed.at
+        if life.is_gone:
+            return
+    story.messages += deliver_until(life, story.end, calendar)
+    story.expecting[life.number] = (life.year, life.due)
+
+
+def _next_deed(
+    chance: random.Random, life: Life, after: datetime, days: Sequence[str], zones: Sequence[str]
+) -> Deed | None:
+    """On average one every five years, many of them in the hour that matters."""
+    at = after + chance.expovariate(1 / (5 * 365)) * DAY
+    at = at.replace(hour=12, minute=0, second=7, microsecond=0)  # so that many happen at one instant
+    if at <= after:
+        at += DAY
+    kind = chance.choices(
+        ["move", "before", "after", "on the day", "correct", "both", "rename", "leave"], [4, 4, 4, 4, 6, 2, 3, 1]
+    )[0]
+    zone = chance.choice(DATE_LINE) if chance.random() < 0.3 else chance.choice(list(zones))
+    if kind in ("before", "after", "on the day"):
+        due = nine_oclock(life.zone, birthday(life.born, at.year + 1))
+        moved = {"before": -MINUTE, "after": MINUTE, "on the day": chance.choice([-3, 2, 5, 11]) * timedelta(hours=1)}
+        return Deed(due + moved[kind] + timedelta(seconds=7), life.number, kind, zone=zone)
+    if kind == "rename":
+        return Deed(at, life.number, kind, name=f"R{chance.randint(0, 999)}")
+    if kind == "leave":
+        return Deed(at, life.number, kind)
+    if kind == "move":
+        return Deed(at, life.number, kind, zone=zone)
+    return Deed(at, life.number, "correct", born=_born(chance, days), zone=zone if kind == "both" else None)
+
+
+def _born(chance: random.Random, days: Sequence[str]) -> date:
+    month_day = chance.choice(days)
+    return date.fromisoformat(f"{chance.choice([1952, 1960, 1976, 1984, 1996])}-{month_day}")  # all of them leap years
+
+
+def _downtimes(chance: random.Random, start: datetime, end: datetime) -> list[Downtime]:
+    """One in each half year or so: hours, days or weeks."""
+    found: list[Downtime] = []
+    at = start + 60 * DAY
+    while at < end - 60 * DAY:
+        at += chance.randint(100, 250) * DAY
+        length = chance.choice([timedelta(hours=5), 1 * DAY, 3 * DAY, 9 * DAY, 25 * DAY])
+        begin = at.replace(hour=chance.randint(0, 23), minute=chance.randint(0, 59), second=11)
+        if begin + length < end - 30 * DAY:
+            found.append(Downtime(begin, (begin + length).replace(second=0)))
+        at = begin + length
+    return found
+
+
+def describe_lateness(late: timedelta) -> str:
+    """The words that a late message must end with; none within five minutes."""
+    seconds = int(late.total_seconds())
+    if seconds <= 300:
+        return ""
+    unit, size = next((u, s) for u, s in (("day", 86_400), ("hour", 3_600), ("minute", 60)) if seconds >= s)
+    return f"{seconds // size} {unit}{'s' if seconds // size > 1 else ''} late."
