@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from apps import samples
+from apps.commerce import api as commerce_api
+from apps.commerce import workers as commerce_workers
 from apps.quality import api as quality_api
 from apps.quality import workers as quality_workers
 from apps.transfers import api as transfers_api
@@ -19,5 +21,8 @@ quality_workers.register(app)
 
 app.include_router(transfers_api.router)
 transfers_workers.register(app)
+
+app.include_router(commerce_api.router)
+commerce_workers.register(app)
 
 samples.register(app)
