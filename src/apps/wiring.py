@@ -7,8 +7,11 @@ from pathlib import Path
 from apps import samples
 from apps.commerce import api as commerce_api
 from apps.commerce import workers as commerce_workers
+from apps.currencies import api as currencies_api
+from apps.currencies import workers as currencies_workers
 from apps.quality import api as quality_api
 from apps.quality import workers as quality_workers
+from apps.sandbox import nbp
 from apps.transfers import api as transfers_api
 from apps.transfers import workers as transfers_workers
 from duly import Duly
@@ -24,5 +27,9 @@ transfers_workers.register(app)
 
 app.include_router(commerce_api.router)
 commerce_workers.register(app)
+
+app.include_router(currencies_api.router)
+currencies_workers.register(app)
+app.include_router(nbp.create_router(), development_only=True)
 
 samples.register(app)

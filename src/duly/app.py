@@ -63,6 +63,7 @@ class Duly:
     handlers: dict[str, Handler] = field(default_factory=dict)
     seeds: list[Seed] = field(default_factory=list)
     routers: list[APIRouter] = field(default_factory=list)
+    development_routers: list[APIRouter] = field(default_factory=list)
     migrations: list[Migrations] = field(default_factory=list)
     samples: Callable[[Tx], Awaitable[None]] | None = None
     """Writes sample data, if there is none; ``duly up`` calls it on an embedded server."""
@@ -165,9 +166,9 @@ class Duly:
         """Seed a schedule for the job ``name``: inserted if absent; afterwards it is edited in the database."""
         self.seeds.append(Seed(name, Cron(expression, timezone), max_retries, misfire, payload or {}))
 
-    def include_router(self, router: APIRouter) -> None:
-        """Serve these routes in ``duly api`` and ``duly up``."""
-        self.routers.append(router)
+    def include_router(self, router: APIRouter, *, development_only: bool = False) -> None:
+        """Serve these routes in ``duly api`` and ``duly up``; a sandbox's own in development only."""
+        (self.development_routers if development_only else self.routers).append(router)
 
     def include_migrations(self, directory: Path, *, name: str) -> None:
         """Run these Alembic scripts after the engine's, in ``duly up``, ``duly migrate`` and test databases."""

@@ -22,7 +22,7 @@ ANYBODY = frozenset(
         "/dev-issuer/.well-known/openid-configuration", "/dev-issuer/jwks", "/dev-issuer/token",
     }
 )  # fmt: skip
-IN_DEVELOPMENT_ONLY = ("/console",)  # read-only, and not served in production until it has a sign-in
+IN_DEVELOPMENT_ONLY = ("/console", "/sandbox")  # not served in production; the first until it has a sign-in
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ("GET", "/v1/carts/{cart_id}"): Right("commerce"),
     ("PUT", "/v1/carts/{cart_id}/items/{sku}"): Right("commerce", body={"quantity": 1, "unitPrice": "1.00"}),
     ("POST", "/v1/carts/{cart_id}/checkout"): Right("commerce"),
+    ("GET", "/v1/currencies/rates"): Right("commerce"),
     ("POST", "/internal/v1/transfers/expire-pending"): Right("internal:transfers.expire", body={}),
 }
 

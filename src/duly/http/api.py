@@ -62,7 +62,7 @@ def create_api(
     api.state.links = dict(FIRST_LINKS)
     api.include_router(create_health_router(readiness))
     api.include_router(_create_front_router())
-    for router in app.routers:
+    for router in [*app.routers, *(app.development_routers if settings.env == "development" else [])]:
         api.include_router(router)
     return api
 
