@@ -8,9 +8,13 @@ from apps import samples
 from apps.birthdays import api as birthdays_api
 from apps.birthdays import service as birthdays
 from apps.birthdays import workers as birthdays_workers
+from apps.commerce import api as commerce_api
+from apps.commerce import workers as commerce_workers
+from apps.currencies import api as currencies_api
+from apps.currencies import workers as currencies_workers
 from apps.quality import api as quality_api
 from apps.quality import workers as quality_workers
-from apps.sandbox import catcher
+from apps.sandbox import catcher, nbp
 from apps.transfers import api as transfers_api
 from apps.transfers import workers as transfers_workers
 from apps.users import api as users_api
@@ -29,5 +33,12 @@ app.include_router(users_api.create_router(on_registered=birthdays.plan_first, o
 app.include_router(birthdays_api.router)
 birthdays_workers.register(app)
 app.include_router(catcher.create_router(), development_only=True)
+
+app.include_router(commerce_api.router)
+commerce_workers.register(app)
+
+app.include_router(currencies_api.router)
+currencies_workers.register(app)
+app.include_router(nbp.create_router(), development_only=True)
 
 samples.register(app)

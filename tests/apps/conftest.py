@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +43,12 @@ class Api:
         return {"Authorization": f"Bearer {self.issuer.sign(sub, scopes=scope.split(), roles=roles)}"}
 
 
-@pytest_asyncio.fixture
-async def api(db: Database, tmp_path: Path) -> AsyncIterator[Api]:
+@contextlib.asynccontextmanager
+async def serving(db: Database, directory: Path) -> AsyncIterator[Api]:
     """The applications' API, served as ``duly api`` serves it."""
     listener = listen()
     port = listener.getsockname()[1]
-    settings = Settings(data=tmp_path, shutdown_grace_seconds=1)
+    settings = Settings(data=directory, shutdown_grace_seconds=1)
     await app.prepare(db)
     served = build_api(db, [], settings, app, port=port)
     server = create_server(served, settings)
@@ -59,3 +60,10 @@ async def api(db: Database, tmp_path: Path) -> AsyncIterator[Api]:
     finally:
         server.should_exit = True
         await task
+
+
+@pytest_asyncio.fixture
+async def api(db: Database, tmp_path: Path) -> AsyncIterator[Api]:
+    """A server for one test."""
+    async with serving(db, tmp_path) as served:
+        yield served

@@ -39,6 +39,7 @@ class Right:
 QUALITY = ("QUALITY_ENGINEER", "QUALITY_MANAGER")
 NEW_NC = {"supplier_id": "s", "severity": "LOW", "description": "d"}
 NEW_USER = {"firstName": "Ada", "lastName": "L", "dateOfBirth": "1990-12-10", "timezone": "Europe/London"}
+NEW_ORDER = {"currency": "PLN", "items": [{"sku": "a", "quantity": 1, "unitPrice": "1.00"}]}
 RIGHTS: dict[tuple[str, str], Right] = {
     ("POST", "/ncs"): Right("quality", QUALITY, body=NEW_NC),
     ("GET", "/ncs"): Right("quality", QUALITY),
@@ -54,6 +55,17 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ("POST", "/v1/products/{product_id}/service-requests"): Right("transfers", body={"description": "d"}),
     ("GET", "/v1/service-requests/{request_id}"): Right("transfers"),
     ("GET", "/v1/notices"): Right("transfers"),
+    ("POST", "/v1/orders"): Right("commerce", body=NEW_ORDER),
+    ("GET", "/v1/orders"): Right("commerce"),
+    ("GET", "/v1/orders/{order_id}"): Right("commerce"),
+    ("POST", "/v1/orders/{order_id}/pay"): Right("commerce"),
+    ("POST", "/v1/orders/{order_id}/links"): Right("commerce"),
+    ("GET", "/v1/order-links/{token}"): Right("commerce"),
+    ("POST", "/v1/carts"): Right("commerce", body={"currency": "PLN"}),
+    ("GET", "/v1/carts/{cart_id}"): Right("commerce"),
+    ("PUT", "/v1/carts/{cart_id}/items/{sku}"): Right("commerce", body={"quantity": 1, "unitPrice": "1.00"}),
+    ("POST", "/v1/carts/{cart_id}/checkout"): Right("commerce"),
+    ("GET", "/v1/currencies/rates"): Right("commerce"),
     ("POST", "/internal/v1/transfers/expire-pending"): Right("internal:transfers.expire", body={}),
     ("POST", "/user"): Right("users", body=NEW_USER),
     ("GET", "/user/{user_id}"): Right("users"),

@@ -1,0 +1,1 @@
+"""Currencies: the exchange rates of the National Bank of Poland, day by day (C1)."""

@@ -1,0 +1,3 @@
+DELETE FROM duly.schedules
+WHERE name IN ('PaymentExpiration', 'CartAbandonment', 'TokenCleanup', 'commerce.forget-carts');
+DROP SCHEMA commerce CASCADE;
