@@ -20,8 +20,9 @@ KEY_HEADER = "X-Idempotency-Key"
 TRY_SECONDS = 15.0
 MOST_ANSWER_BYTES = 65_536
 CONNECTIONS = 20
-IDLE_SECONDS = 30.0
+IDLE_SECONDS = 4.0  # less than most servers keep a connection that is not used
 TRANSIENT = frozenset({408, 429})
+BROKEN = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
 
 
 class WebhookAway(DulyError):
@@ -52,7 +53,7 @@ class Webhook:
         client, url = self._open(), find_webhook_url()
         try:
             async with asyncio.timeout(TRY_SECONDS):
-                status, headers = await _post(client, url, delivery)
+                status, headers = await _post_again_if_broken(client, url, delivery)
         except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.LocalProtocolError):
             raise NoWebhook(f"{URL_VARIABLE} is not an address that can be called") from None
         except (TimeoutError, httpx2.TimeoutException):
@@ -86,6 +87,14 @@ def find_webhook_url() -> str:
     if settings.env == "development":
         return find_api_url(settings) + SANDBOX_PATH
     raise NoWebhook(f"nobody is told of birthdays: set {URL_VARIABLE} to the address that gets the messages")
+
+
+async def _post_again_if_broken(client: httpx2.AsyncClient, url: str, delivery: Delivery) -> tuple[int, httpx2.Headers]:
+    """A connection that was kept may be closed in the moment it is used again: once more, then, over another."""
+    try:
+        return await _post(client, url, delivery)
+    except BROKEN:
+        return await _post(client, url, delivery)
 
 
 async def _post(client: httpx2.AsyncClient, url: str, delivery: Delivery) -> tuple[int, httpx2.Headers]:

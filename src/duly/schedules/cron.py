@@ -127,7 +127,7 @@ class Cron:
         """
         if after.tzinfo is None:
             raise ValueError("a cron is asked with an aware datetime")
-        both = self.is_wildcard or self.dst_overlap == "both"
+        both = (self.is_wildcard or self.dst_overlap == "both") and self.timezone != "UTC"  # whose clocks never change
         last = after
         with contextlib.suppress(OverflowError):  # the calendar ends in the year 9999, and so do the runs
             for at in heapq.merge(*(self._resolved(after, fold) for fold in ((0, 1) if both else (0,)))):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import random
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
@@ -107,6 +107,10 @@ def nine_oclock(zone: str, day: date) -> datetime:
     there = ZoneInfo(zone)
     wanted = datetime.combine(day, time(9))
     at = wanted.replace(tzinfo=UTC) - timedelta(hours=25)
+    while at.astimezone(there).replace(tzinfo=None) < wanted - timedelta(
+        hours=5
+    ):  # no clocks go back further than that
+        at += 4 * QUARTER
     while at.astimezone(there).replace(tzinfo=None) < wanted:
         at += QUARTER
     while (at - MINUTE).astimezone(there).replace(tzinfo=None) >= wanted:
@@ -180,7 +184,72 @@ def deliver_until(life: Life, until: datetime, calendar: Calendar) -> Iterator[M
 # -- the story --------------------------------------------------------------------------------------------------------
 
 
-def tell_story(*, people: int, years: int, seed: int, zones: Sequence[str], first_year: int = 2008) -> Story:
+@dataclass(frozen=True)
+class Classic:
+    """Somebody who is in every story, whatever the seed; what they do is counted from their first birthday."""
+
+    zone: str
+    born: str
+    after: timedelta = timedelta(0)
+    moves_to: str | None = None
+    corrected_to: str | None = None
+
+
+CLASSICS = (
+    Classic("Pacific/Apia", "1980-12-30"),  # the day that was not there in 2011
+    Classic("Europe/Warsaw", "1988-02-29"),
+    Classic("Europe/Warsaw", "1990-03-28", 20 * DAY, corrected_to="1990-10-04"),  # the year has had its message
+    Classic("Europe/Warsaw", "1990-04-05", timedelta(hours=-1), moves_to="Asia/Tokyo"),  # due at once, and late
+    Classic(
+        "Pacific/Kiritimati", "1990-04-01", timedelta(hours=2), moves_to="Pacific/Pago_Pago"
+    ),  # still to come there
+    Classic("America/New_York", "1990-03-14", timedelta(hours=-6), "America/Los_Angeles", "1990-03-15"),
+    Classic("Europe/Warsaw", "1990-05-01", 5 * DAY, moves_to="America/Caracas"),
+)
+
+
+class Whims:
+    """What people do, by chance."""
+
+    def __init__(self, chance: random.Random, zones: Sequence[str]) -> None:
+        self._chance = chance
+        self._zones = zones
+        self._days = [*CLASSIC_DAYS, *(f"{chance.randint(1, 12):02}-{chance.randint(1, 28):02}" for _ in range(3))]
+        self._by_offset: dict[timedelta | None, list[str]] = {}
+
+    def born(self, zone: str) -> date:
+        """A day for somebody who lives there, of a leap year, so that every day exists.
+
+        Zones with the same distance from UTC share a dozen days, so that many are due at one instant.
+        """
+        offset = datetime(2010, 1, 1, tzinfo=ZoneInfo(zone)).utcoffset()
+        some = self._by_offset.setdefault(offset, self._chance.sample(self._days, 12))
+        return date.fromisoformat(f"{self._chance.choice([1952, 1960, 1976, 1984, 1996])}-{self._chance.choice(some)}")
+
+    def next_deed(self, life: Life, after: datetime) -> Deed:
+        """On average one every five years, many of them in the hour that matters."""
+        chance = self._chance
+        at = after + chance.expovariate(1 / (5 * 365)) * DAY
+        at = at.replace(hour=12, minute=0, second=7, microsecond=0)  # so that many happen at one instant
+        if at <= after:
+            at += DAY
+        kind = chance.choices(["move", "close", "correct", "both", "rename", "leave"], [4, 12, 6, 2, 3, 1])[0]
+        zone = chance.choice(DATE_LINE) if chance.random() < 0.3 else chance.choice(list(self._zones))
+        if kind == "close":  # a minute before it is due, a minute after, or some hours
+            due = nine_oclock(life.zone, birthday(life.born, at.year + 1))
+            minutes = chance.choice([-1, 1, -1, 1, -180, 120, 300, 660])
+            return Deed(due + minutes * MINUTE + timedelta(seconds=7), life.number, "move", zone=zone)
+        if kind == "rename":
+            return Deed(at, life.number, kind, name=f"R{chance.randint(0, 999)}")
+        if kind == "leave":
+            return Deed(at, life.number, kind)
+        if kind == "move":
+            return Deed(at, life.number, kind, zone=zone)
+        there = zone if kind == "both" else None
+        return Deed(at, life.number, "correct", born=self.born(there or life.zone), zone=there)
+
+
+def tell_story(*, people: int, years: int, seed: int, zones: Sequence[str], first_year: int) -> Story:
     """Make up who lives where, what they do and when the system is down; and say what must come of it."""
     chance = random.Random(seed)
     start = datetime(first_year, 1, 10, 12, tzinfo=UTC)
@@ -188,31 +257,44 @@ def tell_story(*, people: int, years: int, seed: int, zones: Sequence[str], firs
     downtimes = _downtimes(chance, start, end)
     restarts = sorted(start + chance.random() * (end - start) for _ in range(3 * years))
     story = Story(start, end, downtimes, restarts)
-    calendar = Calendar(downtimes)
-    days = [*CLASSIC_DAYS, *(f"{chance.randint(1, 12):02}-{chance.randint(1, 28):02}" for _ in range(3))]
+    calendar, whims = Calendar(downtimes), Whims(chance, zones)
     shuffled = chance.sample(list(zones), len(zones))
     for number in range(people):
-        born, zone = _born(chance, days), shuffled[number % len(shuffled)]
-        late = number % 10 == 9  # some come later
-        at = start + chance.randint(1, 365 * years - 30) * DAY if late else start
-        _live(story, Life(number, born, zone), at, chance, calendar, days, zones)
+        if number < len(CLASSICS):
+            _live_as_told(story, number, CLASSICS[number], calendar)
+            continue
+        zone = shuffled[number % len(shuffled)]
+        is_late = number % 10 == 9  # some come later
+        came = start + chance.randint(1, 365 * years - 30) * DAY if is_late else start
+        _live(story, Life(number, whims.born(zone), zone), came, whims.next_deed, calendar)
     story.deeds.sort(key=lambda deed: (deed.at, deed.person))
     story.messages.sort(key=lambda message: (message.at, message.due, message.person))
     return story
 
 
+def _live_as_told(story: Story, number: int, classic: Classic, calendar: Calendar) -> None:
+    """One of those who are in every story."""
+    born = date.fromisoformat(classic.born)
+    corrected = date.fromisoformat(classic.corrected_to) if classic.corrected_to else None
+    at = nine_oclock(classic.zone, birthday(born, story.start.year)) + classic.after + timedelta(seconds=7)
+    deed = Deed(at, number, "correct", born=corrected, zone=classic.moves_to)
+    told = iter([deed] if corrected or classic.moves_to else [])
+    _live(story, Life(number, born, classic.zone), story.start, lambda *_: next(told, None), calendar)
+
+
 def _live(
-    story: Story, life: Life, came: datetime, chance: random.Random, calendar: Calendar, days: Sequence[str],
-    zones: Sequence[str],
-) -> None:  # fmt: skip
+    story: Story,
+    life: Life,
+    came: datetime,
+    next_deed: Callable[[Life, datetime], Deed | None],
+    calendar: Calendar,
+) -> None:
     """One person's life: each deed is chosen when the story has come there, so that it can be close to what is due."""
     story.deeds.append(Deed(came, life.number, "register", life.born, life.zone, f"P{life.number}"))
     plan_anew(life, came)
     at = came
-    while (deed := _next_deed(chance, life, at, days, zones)) is not None and deed.at < story.end:
+    while (deed := next_deed(life, at)) is not None and deed.at < story.end:
         story.messages += deliver_until(life, deed.at, calendar)
-        if deed.kind in ("before", "after", "on the day"):  # its due instant may have moved while we looked
-            deed = replace(deed, kind="move")
         story.deeds.append(deed)
         apply(life, deed)
         at = deed.at
@@ -220,36 +302,6 @@ def _live(
             return
     story.messages += deliver_until(life, story.end, calendar)
     story.expecting[life.number] = (life.year, life.due)
-
-
-def _next_deed(
-    chance: random.Random, life: Life, after: datetime, days: Sequence[str], zones: Sequence[str]
-) -> Deed | None:
-    """On average one every five years, many of them in the hour that matters."""
-    at = after + chance.expovariate(1 / (5 * 365)) * DAY
-    at = at.replace(hour=12, minute=0, second=7, microsecond=0)  # so that many happen at one instant
-    if at <= after:
-        at += DAY
-    kind = chance.choices(
-        ["move", "before", "after", "on the day", "correct", "both", "rename", "leave"], [4, 4, 4, 4, 6, 2, 3, 1]
-    )[0]
-    zone = chance.choice(DATE_LINE) if chance.random() < 0.3 else chance.choice(list(zones))
-    if kind in ("before", "after", "on the day"):
-        due = nine_oclock(life.zone, birthday(life.born, at.year + 1))
-        moved = {"before": -MINUTE, "after": MINUTE, "on the day": chance.choice([-3, 2, 5, 11]) * timedelta(hours=1)}
-        return Deed(due + moved[kind] + timedelta(seconds=7), life.number, kind, zone=zone)
-    if kind == "rename":
-        return Deed(at, life.number, kind, name=f"R{chance.randint(0, 999)}")
-    if kind == "leave":
-        return Deed(at, life.number, kind)
-    if kind == "move":
-        return Deed(at, life.number, kind, zone=zone)
-    return Deed(at, life.number, "correct", born=_born(chance, days), zone=zone if kind == "both" else None)
-
-
-def _born(chance: random.Random, days: Sequence[str]) -> date:
-    month_day = chance.choice(days)
-    return date.fromisoformat(f"{chance.choice([1952, 1960, 1976, 1984, 1996])}-{month_day}")  # all of them leap years
 
 
 def _downtimes(chance: random.Random, start: datetime, end: datetime) -> list[Downtime]:
