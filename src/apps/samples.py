@@ -1,22 +1,42 @@
-"""Sample data, so that a fresh ``make run`` is alive: suppliers err, products change hands, one job fails."""
+"""Sample data, so that a fresh ``make run`` is alive: suppliers err, goods change hands, orders expire, jobs fail."""
 
 from __future__ import annotations
 
 import random
+from datetime import datetime, timedelta
+from decimal import Decimal
 from uuid import UUID
 
 from sqlalchemy import text
 
+from apps.commerce import service as commerce
+from apps.commerce.model import LAST_NET, PAYMENT_WINDOW, Line, Order
+from apps.currencies.service import SYNC
 from apps.quality import service as quality
 from apps.quality.model import Severity
 from apps.transfers import service as transfers
-from duly import Done, Duly, JobContext, Tx
+from duly import Done, Duly, JobContext, Tx, schedule
 from duly.schedules.edit import seed_schedule
 
 ARE_THERE = text("SELECT EXISTS (SELECT 1 FROM quality.nonconformities)")
 MAKE_OLD = text("""
 UPDATE transfers.transfers SET created_at = old.moment, updated_at = old.moment
 FROM (SELECT duly.now() - interval '73 hours' AS moment) AS old WHERE id = :id
+""")
+READ_NOW = text("SELECT duly.now()")
+PLACE_EARLIER = text("""
+WITH earlier AS (
+    UPDATE commerce.orders SET created_at = at, updated_at = at
+    FROM (SELECT duly.now() - make_interval(mins => :minutes) AS at) AS placed WHERE id = :id
+    RETURNING id, at
+)
+UPDATE commerce.payments SET created_at = at, due_at = at + interval '15 minutes'
+FROM earlier WHERE order_id = earlier.id
+RETURNING due_at
+""")
+TOUCH_EARLIER = text("""
+UPDATE commerce.carts SET created_at = old.moment, touched_at = old.moment
+FROM (SELECT duly.now() - interval '25 hours' AS moment) AS old WHERE id = :id
 """)
 FIND_OPEN = text("""
 SELECT id FROM quality.nonconformities WHERE status = 'OPEN' AND created_by = 'sample-engineer' ORDER BY id LIMIT 1
@@ -30,6 +50,11 @@ FINDINGS = [
     ("NORDIC-2", Severity.MEDIUM, "Two days late, without notice"),
     ("KOWAL-1", Severity.MEDIUM, "Certificate of the alloy is missing"),
 ]
+TEA, CUP, KETTLE = (
+    Line("tea-assam", 2, Decimal("12.50")),
+    Line("cup-blue", 1, Decimal("0.10")),
+    Line("kettle", 1, Decimal("249.00")),
+)
 PRODUCTS = ["Lathe 12", "Espresso machine", "Forklift, yellow", "Cargo bicycle"]
 
 
@@ -70,7 +95,36 @@ async def load(tx: Tx) -> None:
     await transfers.accept_transfer(tx, accepted.id, by="bob")
     overdue = await transfers.start_transfer(tx, products[2].id, by="alice", to="carol")
     await tx.execute(MAKE_OLD, {"id": overdue.id})
+    await _load_commerce(tx)
     for name, cron in (("samples.live", "* * * * *"), ("samples.fail", "*/30 * * * *")):
         await seed_schedule(
             tx, name=name, cron=cron, timezone="UTC", max_retries=1, misfire="skip", payload={}, actor="samples"
         )
+
+
+async def _load_commerce(tx: Tx) -> None:
+    """Orders in every state, some that time out while you watch, carts, and the rates of the last week."""
+    for customer, line in (("ann", TEA), ("ben", KETTLE)):
+        paid = await commerce.place_order(tx, customer=customer, currency="PLN", lines=[line, CUP])
+        await commerce.pay_order(tx, paid.id, by=customer)
+    for minutes in (0, 10, 13, 14):  # the last ones have a few minutes left
+        await _place(tx, customer="ann", minutes=minutes)
+    late = await _place(tx, customer="cara", minutes=40)
+    await commerce.time_out_order(tx, late.id)
+    for is_forgotten in (False, True):
+        cart = await commerce.open_cart(tx, customer="ben", currency="EUR")
+        await commerce.put_item(tx, cart.id, KETTLE, by="ben")
+        if is_forgotten:
+            await tx.execute(TOUCH_EARLIER, {"id": cart.id})
+    now: datetime = (await tx.execute(READ_NOW)).scalar_one()
+    for days in range(7):
+        await schedule(tx, SYNC, f"sample-{days}", now - timedelta(days=days))
+
+
+async def _place(tx: Tx, *, customer: str, minutes: int) -> Order:
+    """An order that was placed so long ago, with its timers."""
+    order = await commerce.place_order(tx, customer=customer, currency="PLN", lines=[TEA, CUP])
+    due_at: datetime = (await tx.execute(PLACE_EARLIER, {"id": order.id, "minutes": minutes})).scalar_one()
+    await schedule(tx, commerce.PAYMENT_TIMEOUT, order.id, due_at)
+    await schedule(tx, commerce.ORDER_EXPIRATION, order.id, due_at + LAST_NET - PAYMENT_WINDOW)
+    return order
