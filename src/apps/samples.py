@@ -1,20 +1,24 @@
-"""Sample data, so that a fresh ``make run`` is alive: suppliers err, products change hands, birthdays are wished."""
+"""Sample data, so that a fresh ``make run`` is alive: in each context something is under way, and one job fails."""
 
 from __future__ import annotations
 
 import random
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from sqlalchemy import text
 
 from apps.birthdays import service as birthdays
+from apps.commerce import service as commerce
+from apps.commerce.model import LAST_NET, PAYMENT_WINDOW, Line, Order
+from apps.currencies.service import SYNC
 from apps.quality import service as quality
 from apps.quality.model import Severity
 from apps.transfers import service as transfers
 from apps.users import service as users
-from duly import Done, Duly, JobContext, Tx
+from duly import Done, Duly, JobContext, Tx, schedule
 from duly.schedules.edit import seed_schedule
 
 ARE_THERE = text("SELECT EXISTS (SELECT 1 FROM quality.nonconformities)")
@@ -22,11 +26,25 @@ MAKE_OLD = text("""
 UPDATE transfers.transfers SET created_at = old.moment, updated_at = old.moment
 FROM (SELECT duly.now() - interval '73 hours' AS moment) AS old WHERE id = :id
 """)
+READ_NOW = text("SELECT duly.now()")
+PLACE_EARLIER = text("""
+WITH earlier AS (
+    UPDATE commerce.orders SET created_at = at, updated_at = at
+    FROM (SELECT duly.now() - make_interval(mins => :minutes) AS at) AS placed WHERE id = :id
+    RETURNING id, at
+)
+UPDATE commerce.payments SET created_at = at, due_at = at + interval '15 minutes'
+FROM earlier WHERE order_id = earlier.id
+RETURNING due_at
+""")
+TOUCH_EARLIER = text("""
+UPDATE commerce.carts SET created_at = old.moment, touched_at = old.moment
+FROM (SELECT duly.now() - interval '25 hours' AS moment) AS old WHERE id = :id
+""")
 FIND_OPEN = text("""
 SELECT id FROM quality.nonconformities WHERE status = 'OPEN' AND created_by = 'sample-engineer' ORDER BY id LIMIT 1
 """)
 COUNT_ALL = text("SELECT count(*) FROM quality.nonconformities")
-READ_NOW = text("SELECT duly.now()")
 MAKE_DUE = text("""
 UPDATE birthdays.events SET year = year - 1, target_local = target_local - interval '1 year',
                             target_utc = target_utc - interval '1 year'
@@ -40,6 +58,11 @@ FINDINGS = [
     ("NORDIC-2", Severity.MEDIUM, "Two days late, without notice"),
     ("KOWAL-1", Severity.MEDIUM, "Certificate of the alloy is missing"),
 ]
+TEA, CUP, KETTLE = (
+    Line("tea-assam", 2, Decimal("12.50")),
+    Line("cup-blue", 1, Decimal("0.10")),
+    Line("kettle", 1, Decimal("249.00")),
+)
 PRODUCTS = ["Lathe 12", "Espresso machine", "Forklift, yellow", "Cargo bicycle"]
 PEOPLE = [
     ("Ada", "Kowalska", date(1990, 6, 15), "Europe/Warsaw"),
@@ -101,6 +124,7 @@ async def load(tx: Tx) -> None:
     overdue = await transfers.start_transfer(tx, products[2].id, by="alice", to="carol")
     await tx.execute(MAKE_OLD, {"id": overdue.id})
     await _register_people(tx)
+    await _load_commerce(tx)
     for name, cron in (("samples.live", "* * * * *"), ("samples.fail", "*/30 * * * *")):
         await seed_schedule(
             tx, name=name, cron=cron, timezone="UTC", max_retries=1, misfire="skip", payload={}, actor="samples"
@@ -124,3 +148,31 @@ async def _register(tx: Tx, first: str, last: str, born: date, zone: str) -> UUI
         tx, first_name=first, last_name=last, date_of_birth=born, timezone=zone, tell=birthdays.plan_first
     )
     return event.id
+
+
+async def _load_commerce(tx: Tx) -> None:
+    """Orders in every state, some that time out while you watch, carts, and the rates of the last week."""
+    for customer, line in (("ann", TEA), ("ben", KETTLE)):
+        paid = await commerce.place_order(tx, customer=customer, currency="PLN", lines=[line, CUP])
+        await commerce.pay_order(tx, paid.id, by=customer)
+    for minutes in (0, 10, 13, 14):  # the last ones have a few minutes left
+        await _place(tx, customer="ann", minutes=minutes)
+    late = await _place(tx, customer="cara", minutes=40)
+    await commerce.time_out_order(tx, late.id)
+    for is_forgotten in (False, True):
+        cart = await commerce.open_cart(tx, customer="ben", currency="EUR")
+        await commerce.put_item(tx, cart.id, KETTLE, by="ben")
+        if is_forgotten:
+            await tx.execute(TOUCH_EARLIER, {"id": cart.id})
+    now: datetime = (await tx.execute(READ_NOW)).scalar_one()
+    for days in range(7):
+        await schedule(tx, SYNC, f"sample-{days}", now - timedelta(days=days))
+
+
+async def _place(tx: Tx, *, customer: str, minutes: int) -> Order:
+    """An order that was placed so long ago, with its timers."""
+    order = await commerce.place_order(tx, customer=customer, currency="PLN", lines=[TEA, CUP])
+    due_at: datetime = (await tx.execute(PLACE_EARLIER, {"id": order.id, "minutes": minutes})).scalar_one()
+    await schedule(tx, commerce.PAYMENT_TIMEOUT, order.id, due_at)
+    await schedule(tx, commerce.ORDER_EXPIRATION, order.id, due_at + LAST_NET - PAYMENT_WINDOW)
+    return order

@@ -106,6 +106,28 @@ async def test_notices_are_forgotten_after_ninety_days(db: Database, dsn: str, c
     assert value(dsn, "SELECT count(*) FROM transfers.notices") == 1
 
 
+async def test_a_price_of_a_million_digits_is_refused_quickly(api: Api) -> None:
+    headers = {**api.headers("ann", "commerce"), "Content-Type": "application/json"}
+    for price in ("9" * 900_000, "0." + "1" * 900_000, "1e" + "9" * 300, '"' + "9" * 900_000 + '"', "-" + "9" * 4_000):
+        body = f'{{"currency": "PLN", "items": [{{"sku": "a", "quantity": 1, "unitPrice": {price}}}]}}'
+        answer = await api.client.post("/v1/orders", content=body.encode(), headers=headers)
+        assert answer.status_code in (400, 422), answer.text[:200]
+        assert len(answer.content) < 2_000, "what was sent is not sent back"
+
+
+async def test_money_and_customers_of_a_refused_order_are_not_logged(
+    api: Api, capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = {"currency": "PLN", "items": [{"sku": "secret-sku", "quantity": 1, "unitPrice": "4711.0815"}]}
+    answer = await api.client.post("/v1/orders", json=body, headers=api.headers("ann-canary", "commerce"))
+    captured = capfd.readouterr()
+    assert answer.status_code == 422
+    for text in (answer.text, captured.out, captured.err):
+        assert "4711.0815" not in text
+        assert "secret-sku" not in text
+        assert "ann-canary" not in text
+
+
 @pytest.mark.parametrize("change", ["UPDATE {} SET actor = 'x'", "DELETE FROM {}", "TRUNCATE {}"])
 async def test_the_audit_trail_is_insert_only(db: Database, dsn: str, change: str) -> None:
     rows(

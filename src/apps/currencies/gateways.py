@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from datetime import date
+from decimal import Decimal
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx2
 
 from apps.currencies.model import RateTable, read_table
 from duly.auth.setup import find_api_url
 from duly.errors import DulyError
-from duly.http.bodies import read_json
 from duly.settings import Settings
 
 NBP = "https://api.nbp.pl"
@@ -67,11 +68,7 @@ class Nbp:
             return None
         if response.status_code != 200:
             raise RatesFailed(f"the bank answered {response.status_code}")
-        try:
-            content = read_json(body)
-        except ValueError:
-            raise RatesFailed("the bank's answer is not JSON") from None
-        return read_table(content, day)
+        return read_table(parse(body), day)
 
 
 async def _read(response: httpx2.Response) -> bytes:
@@ -84,6 +81,27 @@ async def _read(response: httpx2.Response) -> bytes:
         if len(body) > LARGEST_BODY_BYTES:
             raise RatesFailed(f"the bank's answer has more than {LARGEST_BODY_BYTES} bytes")
     return bytes(body)
+
+
+def parse(body: bytes) -> Any:
+    """JSON with exact decimals, each member once, and no NaN."""
+    try:
+        return json.loads(
+            body.decode("utf-8-sig"), object_pairs_hook=_unique, parse_float=Decimal, parse_constant=_refuse
+        )
+    except (ValueError, RecursionError):
+        raise RatesFailed("the bank's answer is not JSON") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a member occurs twice")
+    return made
+
+
+def _refuse(_constant: str) -> None:
+    raise ValueError("not a number of JSON")
 
 
 def _says_no_data(response: httpx2.Response, body: bytes) -> bool:

@@ -82,7 +82,7 @@ def look_again_at(day: date, now: datetime) -> datetime | None:
 
 
 def read_table(content: Any, day: date) -> RateTable:
-    """The table of this day from the bank's JSON, checked from top to bottom; BadTable says what is wrong."""
+    """The day's table from the bank's JSON, read with decimals and checked all through; BadTable says what is wrong."""
     _check(isinstance(content, list) and len(content) == 1, "it is not a list of one table")
     [table] = content
     _check(isinstance(table, dict), "the table is no object")
@@ -107,15 +107,12 @@ def _rate(place: int, given: Any) -> Rate:
         isinstance(name, str) and 1 <= len(name.strip()) <= len(name) <= _LONGEST_NAME and name.isprintable(),
         f"{where}.currency is no name",
     )
-    _check(isinstance(mid, float | int) and not isinstance(mid, bool), f"{where}.mid is no number")
-    return Rate(code, name, _mid(where, mid))
+    _check(isinstance(mid, Decimal | int) and not isinstance(mid, bool), f"{where}.mid is no number")
+    return Rate(code, name, _mid(where, Decimal(mid)))
 
 
-def _mid(where: str, given: float | int) -> Decimal:
-    """Exactly as it was written: a number of JSON keeps its digits in its repr."""
-    digits = repr(given)
-    _check(len(digits) <= 30, f"{where}.mid is too long")
-    mid = Decimal(digits)
+def _mid(where: str, mid: Decimal) -> Decimal:
+    """With the digits that the bank wrote."""
     _check(mid.is_finite() and LEAST_MID <= mid <= LARGEST_MID, f"{where}.mid cannot be a rate")
     exponent = mid.as_tuple().exponent
     _check(isinstance(exponent, int) and -exponent <= MOST_DIGITS, f"{where}.mid has more than {MOST_DIGITS} digits")

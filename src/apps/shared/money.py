@@ -35,10 +35,10 @@ class BadAmount(Invalid):
 
 
 def read_amount(given: Any) -> Decimal:
-    """A positive decimal from text or from a number of JSON, exactly as it was written; ValueError for anything else.
+    """A positive decimal from text or from a number of JSON; ValueError for anything else.
 
-    A number is taken by its repr: of what came over HTTP those are the digits that were sent, of any other float the
-    shortest ones that mean it. So 0.1 is a tenth, and never 0.1000000000000000055.
+    A number is taken by the shortest digits that mean it: 0.1 is a tenth, and never 0.1000000000000000055. Whatever has
+    up to 15 digits comes through a float unchanged, and nothing that is taken here has more than 12.
     """
     if isinstance(given, float | int) and not isinstance(given, bool):
         given = _plain(repr(given))

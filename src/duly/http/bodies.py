@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Self
+from typing import Any
 
 from fastapi import HTTPException, Request
 from starlette.requests import ClientDisconnect
@@ -14,22 +14,6 @@ from duly.errors import DulyError, Malformed
 MOST_LEVELS = 64
 MOST_PARTS = 20_000  # a megabyte of brackets keeps the event loop busy for a second
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-
-
-class Written(float):
-    """A float whose repr is what was written: whoever needs the exact decimal, such as a price, makes it from that."""
-
-    __slots__ = ("_digits",)
-    _digits: str
-
-    def __new__(cls, digits: str) -> Self:
-        """From the digits of JSON."""
-        number = super().__new__(cls, digits)
-        number._digits = digits
-        return number
-
-    def __repr__(self) -> str:
-        return self._digits
 
 
 class Unreadable(HTTPException):
@@ -109,7 +93,7 @@ def _refuse(_constant: str) -> None:
 
 
 def _finite(digits: str) -> float:
-    number = Written(digits)
+    number = float(digits)
     if number in (float("inf"), float("-inf")):
         raise ValueError("a number is too large")
     return number

@@ -358,7 +358,7 @@ def compare_sample(zone: str, *, seed: int = 1) -> Tally:
     compared = Comparison(zone)
     spans = find_spans(zone, BEGIN, END, step=12 * HOUR)
     compared.tally.changes = len(spans) - 1
-    chosen = [*drawn.sample(FIXED, 2), *drawn.sample(WILDCARD, 1)]
+    chosen = [drawn.choice(FIXED), drawn.choice(WILDCARD)]
     gap, overlap = drawn.choice(POLICIES)
     for index in range(1, len(spans)):
         for text in chosen:

@@ -1,0 +1,45 @@
+"""What a fresh ``make run`` shows: sample data of every context, all of it as real as a customer's."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from apps import samples
+from apps.wiring import app
+from duly.db import Database
+from duly.testing import BusinessClock, drain
+from tests.apps.commerce.acting import check_consistent, count, runs_of
+from tests.apps.conftest import Api
+from tests.support import rows, value
+
+
+async def test_commerce_has_orders_in_every_state_and_the_rates_of_a_week(
+    api: Api, db: Database, dsn: str, clock: BusinessClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C1, C2, C3: some time out while one watches; the bank's stand-in is asked over HTTP."""
+    monkeypatch.delenv("NBP_URL", raising=False)
+    monkeypatch.setenv("DULY_DATA", str(tmp_path))
+    for _ in range(2):
+        await db.run(samples.load)  # the second time there is nothing to do
+    check_consistent(dsn)
+    by_status = "SELECT status, count(*) FROM commerce.orders GROUP BY 1 ORDER BY 1"
+    assert rows(dsn, by_status) == [("AWAITING_PAYMENT", 4), ("EXPIRED", 1), ("PAID", 2)]
+    first_due = value(dsn, "SELECT min(run_at) FROM duly.jobs WHERE name = 'PaymentTimeout'") - clock.now()
+    assert timedelta(seconds=30) < first_due < timedelta(minutes=2)
+    await drain(db, app.handlers)
+    days = value(dsn, "SELECT array_agg(day ORDER BY day) FROM currencies.rate_tables")
+    assert len(days) >= 3
+    assert {day.isoweekday() for day in days} <= {1, 2, 3, 4, 5}
+    assert [outcome for outcome, _ in runs_of(dsn, "CurrencyRateSync")] == ["done"] * 7
+    rows(dsn, "SELECT duly.schedule('CartAbandonment')")
+    clock.advance(minutes=6)
+    await drain(db, app.handlers)
+    assert rows(dsn, by_status) == [("AWAITING_PAYMENT", 1), ("EXPIRED", 4), ("PAID", 2)]
+    assert rows(dsn, "SELECT status, count(*) FROM commerce.carts GROUP BY 1 ORDER BY 1") == [
+        ("ABANDONED", 1), ("OPEN", 1)
+    ]  # fmt: skip
+    check_consistent(dsn)
+    assert count(dsn, "transfers.products") == 4
