@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from apps.birthdays import model, service
 from apps.birthdays.gateways import Webhook
+from duly.zones import first_instant
 from tests.apps.birthdays.decade import run_decade
 
 TRICKY = [
@@ -61,19 +63,19 @@ def _celebrate_in_march(patch: pytest.MonkeyPatch) -> None:
     real = model.birthday_in
     patch.setattr(
         model, "birthday_in", lambda born, year: real(born, year) if (born.month, born.day) != (2, 29)
-        else model.date(year, 3, 1)
+        else date(year, 3, 1)
     )  # fmt: skip
 
 
 def _be_early(patch: pytest.MonkeyPatch) -> None:
-    real = model.first_instant
-    patch.setattr(model, "first_instant", lambda local, zone: real(local, zone) - model.timedelta(minutes=15))
+    patch.setattr(model, "first_instant", lambda local, zone: first_instant(local, zone) - timedelta(minutes=15))
 
 
 def _plan_by_now(patch: pytest.MonkeyPatch) -> None:
     """A date that was corrected counts from the year that had its message: it would come twice."""
-    real = service.next_target
-    patch.setattr(service, "next_target", lambda born, zone, *, now, after_year=0: real(born, zone, now=now))
+    patch.setattr(
+        service, "next_target", lambda born, zone, *, now, after_year=0: model.next_target(born, zone, now=now)
+    )
 
 
 @pytest.mark.timeout(240)

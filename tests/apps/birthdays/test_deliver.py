@@ -12,6 +12,7 @@ from structlog.typing import EventDict
 
 from apps.birthdays import gateways, service
 from apps.birthdays.gateways import URL_VARIABLE
+from apps.birthdays.model import Delivery
 from apps.birthdays.workers import WAITS_SECONDS
 from apps.wiring import app
 from duly import Database
@@ -418,10 +419,9 @@ async def test_a_delivery_sends_a_known_number_of_statements(
         async with counting(db) as sent:
             prepared = await service.prepare_delivery(tx, event_id)
         assert len(sent) == 1, sent
-        assert prepared is not None
-        event = prepared.event if not isinstance(prepared, service.BirthdayEvent) else prepared
+        assert isinstance(prepared, Delivery)
         async with counting(db) as sent:
-            await service.complete(tx, event)
+            await service.complete(tx, prepared.event)
         assert len(sent) == 3, sent
 
 

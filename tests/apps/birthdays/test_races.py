@@ -14,6 +14,7 @@ from structlog.typing import EventDict
 
 from apps.birthdays import service, store
 from apps.birthdays.model import BirthdayEvent
+from apps.users.events import UserDeleted
 from apps.users.model import UserNotFound
 from apps.wiring import app
 from duly import Database, Worker
@@ -189,7 +190,7 @@ async def test_a_delivery_that_waits_for_a_deletion_plans_nothing(db: Database, 
             await service.complete(tx, event)
 
     async with db.transaction() as tx:
-        await service.drop(tx, service.UserDeleted(user_id=user_id))
+        await service.drop(tx, UserDeleted(user_id=user_id))
         completing = asyncio.create_task(complete())
         await until_waiting(dsn, 1)
     await completing
