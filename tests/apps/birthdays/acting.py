@@ -117,7 +117,8 @@ class Receiver:
         if answer.hold is not None:
             await answer.hold.wait()
         await asyncio.sleep(self.takes_seconds)
-        if answer.cut:
+        if answer.cut:  # before anything was sent the server would answer 500 for us
+            await send({"type": "http.response.start", "status": 202, "headers": [(b"content-length", b"9")]})
             raise ConnectionResetError("cut on purpose")
         told = [(name.lower().encode(), content.encode()) for name, content in answer.headers.items()]
         await send({"type": "http.response.start", "status": answer.status, "headers": told})
@@ -177,14 +178,16 @@ def fill(dsn: str, count: int, *, due: datetime = NINE_IN_WARSAW, every: timedel
     made = rows(
         dsn,
         """
-        WITH numbered AS (SELECT n, duly.uuid7() AS id FROM generate_series(0, %(count)s - 1) AS n), people AS (
+        WITH numbered AS (
+            SELECT n, duly.uuid7(duly.now() + n * interval '1 ms') AS id FROM generate_series(0, %(count)s - 1) AS n
+        ), people AS (
             INSERT INTO birthdays.people SELECT id, 'P' || n, 'Q', '1990-06-15', 'Europe/Warsaw' FROM numbered
         ), users AS (
             INSERT INTO users.users SELECT id, 'P' || n, 'Q', '1990-06-15', 'Europe/Warsaw', 1, duly.now(), duly.now()
             FROM numbered
         )
         INSERT INTO birthdays.events (id, user_id, year, target_local, timezone, target_utc, created_at, updated_at)
-        SELECT duly.uuid7(), id, date_part('year', at), date_trunc('day', at AT TIME ZONE 'Europe/Warsaw') + '09:00',
+        SELECT duly.uuid7(duly.now() + n * interval '1 ms'), id, date_part('year', at), date_trunc('day', at AT TIME ZONE 'Europe/Warsaw') + '09:00',
                'Europe/Warsaw', at, duly.now(), duly.now()
         FROM numbered CROSS JOIN LATERAL (SELECT %(due)s + n * %(every)s AS at) AS target
         ORDER BY n
