@@ -187,7 +187,8 @@ def fill(dsn: str, count: int, *, due: datetime = NINE_IN_WARSAW, every: timedel
             FROM numbered
         )
         INSERT INTO birthdays.events (id, user_id, year, target_local, timezone, target_utc, created_at, updated_at)
-        SELECT duly.uuid7(duly.now() + n * interval '1 ms'), id, date_part('year', at), date_trunc('day', at AT TIME ZONE 'Europe/Warsaw') + '09:00',
+        SELECT duly.uuid7(duly.now() + n * interval '1 ms'), id, date_part('year', at),
+               date_trunc('day', at AT TIME ZONE 'Europe/Warsaw') + '09:00',
                'Europe/Warsaw', at, duly.now(), duly.now()
         FROM numbered CROSS JOIN LATERAL (SELECT %(due)s + n * %(every)s AS at) AS target
         ORDER BY n
