@@ -107,8 +107,8 @@ def test_whatever_else_is_asked_costs_some_pages(
         event_id, user_id = row
         call = prepare(
             connection, statement, generic, id=f"'{event_id}'", ids=f"'{{{event_id}}}'", user_id=f"'{user_id}'",
-            user_ids=f"'{{{user_id}}}'", reason="'r'", limit="1000" if "missed" in statement.text else "100",
-            seconds="90", minutes="15", years="2", before="9999", days="8",
+            user_ids=f"'{{{user_id}}}'", limit="1000" if "missed" in statement.text else "100", reason="'r'",
+            was="'{PROCESSING}'", seconds="90", minutes="15", years="2", before="9999", days="8",
             after_utc="'2029-12-01Z'", after_id="'00000000-0000-0000-0000-000000000000'",
         )  # fmt: skip
         explain(connection, call)  # the first time a session also looks up the functions that it calls

@@ -192,7 +192,8 @@ async def complete(tx: Tx, event: BirthdayEvent) -> None:
 async def fail(tx: Tx, event: BirthdayEvent, *, reason: str) -> None:
     """It was not delivered and will not be; one bad year does not end all birthdays (B4)."""
     people = await store.lock_people(tx, [event.user_id])
-    await _plan_next_year(tx, await store.fail_events(tx, [event.id], reason=reason), people)
+    failed = await store.fail_events(tx, [event.id], was=DELIVERABLE, reason=reason)
+    await _plan_next_year(tx, failed, people)
 
 
 async def recover(tx: Tx) -> int:
@@ -203,7 +204,7 @@ async def recover(tx: Tx) -> int:
     if not lost:
         return 0
     people = await store.lock_people(tx, [stalled[event_id] for event_id in lost])
-    failed = await store.fail_events(tx, lost, reason=LOST)
+    failed = await store.fail_events(tx, lost, was=[EventStatus.PROCESSING], reason=LOST)
     await _plan_next_year(tx, failed, people)
     log.warning("birthdays_recovered", count=len(failed), event_ids=[str(event.id) for event in failed])
     return len(failed)

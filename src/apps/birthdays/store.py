@@ -164,7 +164,7 @@ RETURNING *
 """)
 FAIL_EVENTS = text("""
 UPDATE birthdays.events SET status = 'FAILED', failure_reason = :reason, version = version + 1, updated_at = duly.now()
-WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('PROCESSING', 'FAILED')
+WHERE id = ANY(CAST(:ids AS uuid[])) AND status = ANY(CAST(:was AS text[]))
 RETURNING *
 """)
 FIND_STALLED_EVENTS = text("""
@@ -349,9 +349,12 @@ async def complete_event(tx: Tx, event_id: UUID) -> BirthdayEvent | None:
     return _event(row) if row else None
 
 
-async def fail_events(tx: Tx, event_ids: Sequence[UUID], *, reason: str) -> list[BirthdayEvent]:
-    """They were not delivered; those that are not over yet."""
-    made = await tx.execute(FAIL_EVENTS, {"ids": list(event_ids), "reason": reason})
+async def fail_events(
+    tx: Tx, event_ids: Sequence[UUID], *, was: Sequence[EventStatus], reason: str
+) -> list[BirthdayEvent]:
+    """They were not delivered; those of them that stood like this."""
+    values = {"ids": list(event_ids), "was": [status.value for status in was], "reason": reason}
+    made = await tx.execute(FAIL_EVENTS, values)
     return [_event(row) for row in made.mappings()]
 
 

@@ -46,10 +46,10 @@ CALLS_AT_ONCE = 8
 MOST_OUT_OF_ORDER = 40
 COMMON_ZONES = "SELECT name FROM pg_timezone_names ORDER BY name"
 FREEZE = "UPDATE duly.business_clock SET frozen_at = $1"
-NEXT_DUE = "SELECT min(target_utc) FROM birthdays.events WHERE status = 'PENDING'"
-COUNT_DUE = "SELECT count(*) FROM birthdays.events WHERE status = 'PENDING' AND target_utc <= duly.now()"
-IS_BUSY = """
-SELECT EXISTS (SELECT 1 FROM duly.jobs WHERE run_at <= duly.now()) OR EXISTS (SELECT 1 FROM duly.outbox)
+LOOK = """
+SELECT EXISTS (SELECT 1 FROM duly.jobs WHERE run_at <= duly.now()) OR EXISTS (SELECT 1 FROM duly.outbox) AS is_busy,
+       (SELECT count(*) FROM birthdays.events WHERE status = 'PENDING' AND target_utc <= duly.now()) AS due_now,
+       (SELECT min(target_utc) FROM birthdays.events WHERE status = 'PENDING') AS next_due
 """
 UNUSUAL = """
 SELECT name, outcome, message FROM duly.executions WHERE outcome NOT IN ('done', 'duplicate') ORDER BY completed_at
@@ -166,16 +166,13 @@ class World:
         self._client = client
         self._duties = Duties(db)
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._next_due: datetime | None = None
 
     async def live(self, story: Story) -> None:
         """From the first instant to the last."""
         steps = _Steps(story)
         self._duties.start()
-        while True:
-            due = await self.connection.fetchval(NEXT_DUE) if self._duties.are_up else None
-            at = steps.next_instant(due)
-            if at is None:
-                break
+        while (at := steps.next_instant(self._next_due if self._duties.are_up else None)) is not None:
             await self._step(at, steps)
         await self._duties.stop()
 
@@ -201,11 +198,11 @@ class World:
         if not self._duties.are_up:
             return
         began = self._spent("restarts", began)
-        await self._until_idle()  # what was said is heard before anything is claimed
+        due_now = await self._until_idle()  # what was said is heard before anything is claimed
         began = self._spent("following", began)
         if at != next_minute(at):  # the scheduler ticks at whole and half minutes, and claims are made each minute
             return
-        wanted = len(self.mailbox.arrivals) + await self.connection.fetchval(COUNT_DUE)
+        wanted = len(self.mailbox.arrivals) + due_now
         await self._duties.tick()
         began = self._spent("ticks", began)
         async with asyncio.timeout(PATIENCE_SECONDS):  # without asking all the time
@@ -218,9 +215,13 @@ class World:
         self.figures.spent[what] += now - began  # type: ignore[assignment]  # a Counter of seconds
         return now
 
-    async def _until_idle(self) -> None:
+    async def _until_idle(self) -> int:
+        """Until nothing is to be done at this instant; how many messages are due by now."""
         deadline = monotonic() + PATIENCE_SECONDS
-        while await self.connection.fetchval(IS_BUSY):
+        while True:
+            is_busy, due_now, self._next_due = await self.connection.fetchrow(LOOK)
+            if not is_busy:
+                return int(due_now)
             assert monotonic() < deadline, "something is due and nobody does it"
             await asyncio.sleep(0.001)
 
