@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -278,24 +279,16 @@ class Abandoned:
 
 
 async def insert_order(
-    tx: Tx, *, order_id: UUID, customer_id: str, currency: str, total: Any, lines: Sequence[Line]
+    tx: Tx, *, order_id: UUID, customer_id: str, currency: str, total: Decimal, lines: Sequence[Line]
 ) -> Order:
     """Write a new one with its lines and its pending payment."""
-    row = (
-        (
-            await tx.execute(
-                INSERT_ORDER,
-                {
-                    "id": order_id, "customer_id": customer_id, "currency": currency, "total": total,
-                    "skus": [line.sku for line in lines], "quantities": [line.quantity for line in lines],
-                    "unit_prices": [line.unit_price for line in lines],
-                },
-            )
-        )
-        .mappings()
-        .one()
-    )  # fmt: skip
-    return _order(row, lines)
+    values = {"id": order_id, "customer_id": customer_id, "currency": currency, "total": total}
+    listed = {
+        "skus": [line.sku for line in lines],
+        "quantities": [line.quantity for line in lines],
+        "unit_prices": [line.unit_price for line in lines],
+    }
+    return _order((await tx.execute(INSERT_ORDER, values | listed)).mappings().one(), lines)
 
 
 async def find_order(tx: Tx, order_id: UUID) -> tuple[Order, datetime] | None:

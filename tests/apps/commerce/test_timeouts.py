@@ -238,8 +238,8 @@ async def test_a_sweep_without_work_says_nothing_loud(
 
 async def test_one_commit_of_the_sweep_is_bounded_and_takes_the_oldest_first(db: Database, dsn: str) -> None:
     """C3: events in the same order."""
-    old, older = fill(dsn, 3, minutes=30), fill(dsn, 2, minutes=40)
     fill(dsn, 2, minutes=20)
+    old, older = fill(dsn, 3, minutes=30), fill(dsn, 2, minutes=40)
     async with db.transaction() as tx:
         assert await service.expire_overdue(tx, limit=5) == Sweep(5, has_more=True)
     query = "SELECT aggregate_id::uuid FROM duly.outbox WHERE type = 'OrderExpired' ORDER BY seq"
