@@ -174,9 +174,7 @@ def growth_section(results: Results) -> str:
         if slower and dearer:
             lost = ratio_text(slower, "x")
             said = f"\nFrom 10³ to 10⁷: throughput lower by {lost}, a claim dearer by {ratio_text(dearer, 'x')}.\n"
-        parts.append(
-            f"{heading}:\n\n" + table([heading.lower(), "jobs/s", "a claim, ms", "its buffers"], rows) + said
-        )
+        parts.append(f"{heading}:\n\n" + table([heading.lower(), "jobs/s", "a claim, ms", "its buffers"], rows) + said)
     return "\n".join(parts) + tick_text(results)
 
 
@@ -197,10 +195,11 @@ def snapshot_section(results: Results) -> str:
     for phase in ("before", "held", "after"):
         some = [one for one in windows if one.get("phase") == phase]
         for label, part in _stretches(phase, some):
-            rate, claim = Spread.of(one["rate"] for one in part), Spread.of(one["claim_ms"] for one in part)
+            claims = [one["claim_ms"] for one in part if "claim_ms" in one]
             dead = max(one["dead"] for one in part)
-            rows.append([label, rate_text(rate), f"{dead:,}", milliseconds_text(claim)])
-    return table(["", "jobs/s", "dead rows, at most", "a claim, ms"], rows) if rows else ""
+            rate = rate_text(Spread.of(one["rate"] for one in part))
+            rows.append([label, rate, f"{dead:,}", milliseconds_text(Spread.of(claims)) if claims else ""])
+    return table(["", "jobs/s", "dead rows, at most", "a claim from the start, ms"], rows) if rows else ""
 
 
 def _stretches(phase: str, windows: Sequence[Round]) -> list[tuple[str, Sequence[Round]]]:

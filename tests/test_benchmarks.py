@@ -33,8 +33,9 @@ def part(name: str, figures: dict[str, list[dict[str, Any]]], **more: Any) -> di
 
 def windows(held_rate: float, seconds: float = 600.0) -> list[dict[str, Any]]:
     """A run with a snapshot held, in windows of half a minute."""
-    facts = {"dead": 10, "bytes": 1, "claim_ms": 1.0, "claim_buffers": 1}
+    facts = {"dead": 10, "bytes": 1}
     before = [{"phase": "before", "rate": 100.0, "at": at, **facts} for at in (0.0, 30.0)]
+    before[-1] |= {"claim_ms": 1.0, "claim_buffers": 1}
     return before + [
         {"phase": "held", "rate": held_rate, "at": 60.0 + 30.0 * n, **facts} for n in range(int(seconds / 30))
     ]

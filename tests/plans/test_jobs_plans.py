@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.dialects import postgresql
 
 from duly.db import Database, Statement, Tx
-from duly.jobs import claim, sql
+from duly.jobs import sql, walk
 from duly.jobs.worker import Worker
 from duly.testing import TestServer
 from tests.engine.jobs.wire import breaking_wire
@@ -252,7 +252,7 @@ async def counting(dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[t
     async with breaking_wire(dsn) as wire:
         db = Database(wire.dsn)
         counted: Counter[str] = Counter()
-        monkeypatch.setattr(claim, "CHEAP_CLAIM_SECONDS", float("inf"))  # however slow the machine is just now
+        monkeypatch.setattr(walk, "CHEAP_CLAIM_SECONDS", float("inf"))  # however slow the machine is just now
         yield db, counted
         await db.close()
     for statement, count in wire.sent.items():

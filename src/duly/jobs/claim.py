@@ -9,21 +9,14 @@ from typing import Any
 import structlog
 
 from duly.clock import monotonic
-from duly.db import atomic, fetch
+from duly.db import Statement, atomic, fetch
 from duly.failpoints import failpoint
 from duly.jobs import sql
 from duly.jobs.handlers import Handler, Job
+from duly.jobs.walk import Walk
 
 log = structlog.get_logger("duly.worker")
 LOOK_AROUND_SECONDS = 60.0
-# A claim from the start of the index that takes longer has walked over rows which are deleted but cannot be cleaned
-# away, because somebody keeps an old snapshot open. Then claims begin where the last one got to, and the whole walk
-# (it finds leases that ended, and whatever is due before) gets a twentieth of the time.
-CHEAP_CLAIM_SECONDS = 0.05
-WALK_PAUSES = 20
-MAX_WALK_PAUSE_SECONDS = 60.0
-COMMIT_SECONDS = 0.2  # how much later than it is due a job may be committed and still be found without a walk
-PRIORITIES = (1, 2, 3, 4)
 _turn = operator.attrgetter("turn")
 
 
@@ -34,11 +27,9 @@ class Claims:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._names = list(handlers)
-        self._free_names = [name for name, handler in handlers.items() if handler.limit is None]
-        self._limited = [handler for handler in handlers.values() if handler.limit is not None]
+        self._free = Walk(name for name, handler in handlers.items() if handler.limit is None)
+        self._limited = [(handler, Walk([handler.name])) for handler in handlers.values() if handler.limit is not None]
         self._turn = 0
-        self._starts: dict[tuple[str, int], float] = {}  # by name and priority: where the last claim got to
-        self._whole_at = float("-inf")  # until then, claims begin there
         self._looked_around_at = float("-inf")
 
     async def take(self, connection: Any, room: int) -> list[Job]:
@@ -46,52 +37,62 @@ class Claims:
         jobs: list[Job] = []
         self._turn += 1
         in_turn = [*self._limited, None] if self._turn % 2 else [None, *self._limited]  # each kind is first in turn
-        for handler in in_turn:
+        for limited in in_turn:
             if len(jobs) >= room:
                 break
-            if handler is not None:
-                jobs += await self._take_limited(connection, handler, room - len(jobs))
-            elif self._free_names:
-                self._free_names.append(self._free_names.pop(0))  # and so is each name
-                jobs += await self._take_names(connection, self._free_names, room - len(jobs))
+            if limited is not None:
+                jobs += await self._take_limited(connection, *limited, room - len(jobs))
+            elif self._free.names:
+                self._free.names.append(self._free.names.pop(0))  # and so is each name
+                jobs += await self._take_names(connection, self._free, room - len(jobs))
         if in_turn != [None]:
             jobs.sort(key=_turn)
         return jobs
 
-    async def _take_names(self, connection: Any, names: Sequence[str], limit: int) -> list[Job]:
-        values: dict[str, Any] = {"limit": limit, "worker": self._worker, "lease_seconds": self._lease_seconds}
-        began = monotonic()
-        is_whole = began >= self._whole_at
-        if is_whole:
-            rows = await fetch(connection, sql.CLAIM_JOBS, names=list(names), **values)
+    async def _take_names(self, connection: Any, walk: Walk, limit: int) -> list[Job]:
+        if not walk.is_long:
+            jobs, seconds = await self._claim(connection, sql.CLAIM_JOBS, limit, names=walk.names)
+            walk.note_whole(seconds)
         else:
-            rows = await fetch(connection, sql.CLAIM_JOBS_FROM, **self._lanes(names), **values)
+            jobs = await self._take_slice(connection, walk, limit)
+            if len(jobs) < limit:
+                onward, _ = await self._claim(connection, sql.CLAIM_JOBS_BETWEEN, limit - len(jobs), **walk.onward())
+                jobs += onward
+        if walk.is_long:
+            walk.note_found(((job.name, job.priority, job.turn[1]) for job in jobs), now=None)
+            if len(jobs) < limit and walk.lacks_starts:
+                now = (await fetch(connection, sql.READ_NOW))[0][0]
+                walk.note_found((), now=now)
+        return jobs
+
+    async def _take_slice(self, connection: Any, walk: Walk, limit: int) -> list[Job]:
+        """Some of what lies behind the place where claims begin."""
+        bounds = walk.slice(monotonic())
+        if bounds is None:
+            return []
+        jobs, seconds = await self._claim(connection, sql.CLAIM_JOBS_BETWEEN, limit, **bounds)
+        walk.note_slice(seconds, at=monotonic(), is_full=len(jobs) == limit)
+        return jobs
+
+    async def _claim(self, connection: Any, statement: Statement, limit: int, **values: Any) -> tuple[list[Job], float]:
+        """What one statement took, and how long that was."""
+        began = monotonic()
+        rows = await fetch(
+            connection, statement, limit=limit, worker=self._worker, lease_seconds=self._lease_seconds, **values
+        )
         now = monotonic()
         jobs = [Job(row, now) for row in rows]
         jobs.sort(key=_turn)
-        if is_whole and now - began > CHEAP_CLAIM_SECONDS:
-            self._whole_at = now + min((now - began) * WALK_PAUSES, MAX_WALK_PAUSE_SECONDS)
-        if self._whole_at > began:
-            self._starts |= {(job.name, job.priority): job.turn[1] - COMMIT_SECONDS for job in jobs}
-        return jobs
+        return jobs, now - began
 
-    def _lanes(self, names: Sequence[str]) -> dict[str, Any]:
-        """Every priority of every name, in the order of a claim, and where its last claim got to."""
-        lanes = [(name, priority) for priority in PRIORITIES for name in names]
-        return {
-            "names": [name for name, _ in lanes],
-            "priorities": [priority for _, priority in lanes],
-            "starts": [self._starts.get(lane, float("-inf")) for lane in lanes],
-        }
-
-    async def _take_limited(self, connection: Any, handler: Handler, room: int) -> list[Job]:
+    async def _take_limited(self, connection: Any, handler: Handler, walk: Walk, room: int) -> list[Job]:
         """A name that may run only so often at once, everywhere: its claims take turns, each job takes a slot."""
         async with atomic(connection):
             if not (await fetch(connection, sql.LOCK_LIMITED_NAME, name=handler.name))[0][0]:
                 return []
             await fetch(connection, sql.FREE_LOST_SLOTS, name=handler.name)
             rows = await fetch(connection, sql.COUNT_FREE_SLOTS, name=handler.name, slots=handler.limit)
-            jobs = await self._take_names(connection, [handler.name], min(room, rows[0][0])) if rows[0][0] else []
+            jobs = await self._take_names(connection, walk, min(room, rows[0][0])) if rows[0][0] else []
             if jobs:
                 ids = [job.id for job in jobs]
                 await fetch(connection, sql.TAKE_SLOTS, name=handler.name, slots=handler.limit, ids=ids)
