@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import UUID
 
 from fastapi import APIRouter
 
@@ -21,6 +22,11 @@ from duly.operate import maintenance
 from duly.schedules.cron import Cron
 from duly.schedules.edit import seed_schedule
 from duly.settings import Settings
+from duly.webhooks import clean as clean_webhooks
+from duly.webhooks.admit import RESUME_JOB as RESUME_WEBHOOKS
+from duly.webhooks.admit import create_consumer as create_webhook_consumer
+from duly.webhooks.admit import share_of
+from duly.webhooks.deliver import Deliverer
 
 F = TypeVar("F", bound=Callable[..., Any])
 CONSUMER_RETRIES = 5
@@ -69,8 +75,9 @@ class Duly:
     """Writes sample data, if there is none; ``duly up`` calls it on an embedded server."""
 
     def __post_init__(self) -> None:
-        """The engine's own clean-up jobs come with every application."""
+        """The engine's own clean-up jobs, and its webhooks, come with every application."""
         register_maintenance(self)
+        register_webhooks(self)
 
     @property
     def consumers(self) -> list[Consumer]:
@@ -180,11 +187,12 @@ class Duly:
         """Write down the consumers and seed the schedules; many processes may do so at once."""
         async with db.transaction() as tx:
             await fetch(tx, LOCK_REGISTRATION, key=ADVISORY_KEY)
+            declared = [consumer for consumer in self.consumers if not consumer.keeps_patterns]
             await fetch(
                 tx, REGISTER_CONSUMERS,
-                names=[consumer.consumer for consumer in self.consumers],
-                patterns=[" ".join(consumer.patterns) for consumer in self.consumers],
-                ordered=[consumer.ordered for consumer in self.consumers],
+                names=[consumer.consumer for consumer in declared],
+                patterns=[" ".join(consumer.patterns) for consumer in declared],
+                ordered=[consumer.ordered for consumer in declared],
             )  # fmt: skip
             for seed in self.seeds:
                 await seed_schedule(
@@ -229,6 +237,26 @@ def register_maintenance(app: Duly) -> None:
     @app.job("duly.forget-audit")
     async def forget_audit(tx: Tx) -> Done:
         return Done(await maintenance.forget_audit(tx, days=settings.keep_audit_days))
+
+
+def register_webhooks(app: Duly) -> None:
+    """The consumer that fans events out, the delivery job, and what keeps both tidy."""
+    settings = Settings()
+    deliverer = Deliverer(settings)
+    app._add(create_webhook_consumer(settings.webhook_concurrency))
+    app._add(deliverer.create_handler())
+
+    @app.job(RESUME_WEBHOOKS)
+    async def resume_webhooks(ctx: JobContext, tx: Tx) -> Done:
+        return Done(f"admitted {await deliverer.resume(tx, UUID(ctx.entity_id or ''))}")
+
+    @app.job("duly.sweep-webhooks")
+    async def sweep_webhooks(tx: Tx) -> Done:
+        return Done(await clean_webhooks.sweep(tx, most=share_of(settings.webhook_concurrency)))
+
+    @app.job("duly.forget-webhooks")
+    async def forget_webhooks(tx: Tx) -> Done:
+        return Done(await clean_webhooks.forget(tx, days=settings.keep_webhooks_days))
 
 
 def _seconds(timeout: float | timedelta | None) -> float | None:

@@ -60,7 +60,14 @@ class Settings(BaseSettings):
     keep_dead_letters_days: int = Field(default=90, ge=1)
     keep_audit_days: int = Field(default=730, ge=1)
 
-    @field_validator("oidc_role_clients", mode="before")
+    webhook_concurrency: int = Field(default=50, ge=1, le=10_000)
+    webhook_allow_private: Annotated[tuple[str, ...], NoDecode] = ()  # networks, or true
+    webhook_allow_http: bool = False
+    webhook_disable_days: float = Field(default=5.0, gt=0, le=3650)
+    keep_webhooks_days: int = Field(default=30, ge=1)
+    encryption_keys: SecretStr = SecretStr("")  # id:base64, the newest first
+
+    @field_validator("oidc_role_clients", "webhook_allow_private", mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:
         """A comma-separated list, or one in JSON."""

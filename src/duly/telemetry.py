@@ -38,6 +38,13 @@ HTTP_SECONDS = Histogram(
 )
 HTTP_RETRIES = Counter("duly_http_retries_total", "Requests run again in a new transaction", ["reason"])
 HTTP_REPLAYS = Counter("duly_http_replays_total", "Requests answered from their idempotency key", ["route"])
+WEBHOOK_ATTEMPTS = Counter("duly_webhook_attempts_total", "Webhooks sent, by how that went", ["outcome"])
+WEBHOOK_SECONDS = Histogram(
+    "duly_webhook_seconds",
+    "How long a receiver took to answer",
+    buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30),
+)
+WEBHOOKS_REFUSED = Counter("duly_webhooks_refused_total", "Webhooks that came with no valid signature", ["provider"])
 DUTY_UP = Gauge("duly_duty_up", "1 while a duty does its work, 0 while it waits for the database", ["duty"])
 
 

@@ -42,6 +42,7 @@ class Consumer(Handler):
     consumer: str = ""
     patterns: list[str] = field(default_factory=list)
     ordered: bool = False
+    keeps_patterns: bool = False  # its row in duly.consumers is kept by whoever knows what is wanted
 
     async def load(self, connection: Any, jobs: Sequence[Job]) -> None:
         """Give each job its event, in one statement."""

@@ -34,7 +34,8 @@ alerts = Table(
     Column("resolved_at", _Moment),
     PrimaryKeyConstraint("id", name="alerts_pkey"),
     CheckConstraint(
-        "kind IN ('event_failed', 'dead_letter', 'schedule_broken', 'occurrences_missed')",
+        "kind IN ('event_failed', 'dead_letter', 'schedule_broken', 'occurrences_missed', 'webhook_failed', "
+        "'webhook_disabled')",
         name="alerts_kind_is_known",
     ),
 )
