@@ -13,7 +13,7 @@ from alembic.util import CommandError
 from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 
-from duly.cli import database, operate, parts, sandbox
+from duly.cli import catch, database, operate, parts, sandbox, webhooks
 from duly.db import is_disconnect
 from duly.errors import DulyError
 
@@ -24,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for family in (parts, database, operate, sandbox):
+for family in (parts, database, operate, webhooks, sandbox, catch):
     family.register(app)
 
 

@@ -28,6 +28,8 @@ from duly.runtime.supervisor import Supervisor, create_server, stop_on_signals, 
 from duly.settings import Settings
 from duly.telemetry import configure_logging
 from duly.wakeup import Wakeup, wait_for_any
+from duly.webhooks.admit import DELIVER_JOB
+from duly.webhooks.deliver import LEASE_SECONDS
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -40,6 +42,7 @@ T = TypeVar("T")
 BACKLOG = 2048
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 READY_POLL_SECONDS = 0.1
+WEBHOOK_SESSIONS = 10  # a delivery holds one for milliseconds, before and after it is sent
 COLLECTOR_THRESHOLDS = (20_000, 20, 20)
 
 
@@ -117,8 +120,12 @@ async def run_once(dsn: str, settings: Settings, kind: str) -> None:
     async with open_database(dsn, settings) as db:
         await preflight.check(db, app)
         await app.prepare(db)
-        cycle = await create_duty(kind, db, app).run_once()
-    typer.echo(json.dumps({"duty": kind, "done": cycle.done, **cycle.facts}, default=str))
+        cycles = [await duty.run_once() for duty in create_duties(kind, db, app)]
+    facts: dict[str, Any] = {}
+    for cycle in cycles:
+        for name, fact in cycle.facts.items():
+            facts[name] = facts[name] + fact if isinstance(facts.get(name), int) else fact
+    typer.echo(json.dumps({"duty": kind, "done": sum(cycle.done for cycle in cycles), **facts}, default=str))
 
 
 async def run_forever(
@@ -141,7 +148,7 @@ async def run_forever(
             if with_samples and app.samples is not None:
                 await db.run(app.samples)
             wakeup = Wakeup(db) if kinds else None
-            duties = [create_duty(kind, db, app, wakeup) for kind in kinds]
+            duties = [duty for kind in kinds for duty in create_duties(kind, db, app, wakeup)]
             server, announcing = None, None
             if listener is not None and serves_routes:
                 api = build_api(db, duties, settings, app, port=listener.getsockname()[1])
@@ -162,23 +169,33 @@ async def run_forever(
                 await announcing
 
 
-def create_duty(kind: str, db: Database, app: Duly, wakeup: Wakeup | None = None) -> Duty:
-    """A worker, a relay or a scheduler."""
+def create_duties(kind: str, db: Database, app: Duly, wakeup: Wakeup | None = None) -> list[Duty]:
+    """A relay, a scheduler, or workers: webhooks have slots of their own, so that a slow receiver delays no job."""
     from duly.jobs.worker import Worker
     from duly.outbox.relay import Relay
     from duly.schedules.tick import Scheduler
 
-    if kind == "worker":
-        return Worker(db, app.handlers, wakeup=wakeup)
     if kind == "relay":
-        return Relay(db, wakeup=wakeup)
-    return Scheduler(db, wakeup=wakeup)
+        return [Relay(db, wakeup=wakeup)]
+    if kind == "scheduler":
+        return [Scheduler(db, wakeup=wakeup)]
+    sending = {name: handler for name, handler in app.handlers.items() if name == DELIVER_JOB}
+    working = {name: handler for name, handler in app.handlers.items() if name not in sending}
+    slots = db.settings.webhook_concurrency
+    return [
+        Worker(db, working, wakeup=wakeup, elsewhere=sending),
+        Worker(
+            db, sending, wakeup=wakeup, concurrency=slots, lease_seconds=LEASE_SECONDS, name="webhooks",
+            pool_size=min(slots, WEBHOOK_SESSIONS), elsewhere=working,
+        ),
+    ]  # fmt: skip
 
 
 def build_api(db: Database, duties: Sequence[Duty], settings: Settings, app: Duly, *, port: int) -> FastAPI:
     """The application's API; in development the console and the issuer are served beside it."""
     issuer = Issuer.open(settings, port=port) if settings.env == "development" else None
-    verifier = create_verifier(settings, issuer_url=issuer.url if issuer else None) if app.routers else None
+    needs_tokens = bool(app.routers or issuer or settings.oidc_issuer)
+    verifier = create_verifier(settings, issuer_url=issuer.url if issuer else None) if needs_tokens else None
     api = create_api(db, duties, settings, app, verifier=verifier)
     if issuer is not None:
         if settings.host not in LOOPBACK:

@@ -16,6 +16,7 @@ from duly.app import Duly
 from duly.auth.tokens import Verifier
 from duly.db import Database
 from duly.duty import Duty
+from duly.http import webhooks
 from duly.http.health import Readiness, create_health_router
 from duly.http.install import install
 from duly.settings import Settings
@@ -64,6 +65,8 @@ def create_api(
     api.include_router(_create_front_router())
     for router in [*app.routers, *(app.development_routers if settings.env == "development" else [])]:
         api.include_router(router)
+    if verifier is not None:
+        api.include_router(webhooks.router)
     return api
 
 

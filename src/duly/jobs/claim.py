@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -23,12 +23,15 @@ _turn = operator.attrgetter("turn")
 class Claims:
     """What a worker asks of the queue."""
 
-    def __init__(self, handlers: Mapping[str, Handler], *, worker: str, lease_seconds: float) -> None:
+    def __init__(
+        self, handlers: Mapping[str, Handler], *, worker: str, lease_seconds: float, elsewhere: Collection[str] = ()
+    ) -> None:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._names = list(handlers)
         self._free = Walk(name for name, handler in handlers.items() if handler.limit is None)
         self._limited = [(handler, Walk([handler.name])) for handler in handlers.values() if handler.limit is not None]
+        self._elsewhere = list(elsewhere)  # another worker of this process runs these
         self._turn = 0
         self._looked_around_at = float("-inf")
 
@@ -116,7 +119,7 @@ class Claims:
         is_first = self._looked_around_at == float("-inf")
         backlog = await self._report_backlog(connection) if is_first else 0
         self._looked_around_at = monotonic()
-        for name, count in await fetch(connection, sql.FIND_UNKNOWN_NAMES, names=self._names):
+        for name, count in await fetch(connection, sql.FIND_UNKNOWN_NAMES, names=self._names + self._elsewhere):
             log.warning("no_handler", name=name, waiting=count, left_for="a worker that has one")
         return backlog
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,11 @@ class Worker(Duty):
         wakeup: Wakeup | None = None,
         concurrency: int | None = None,
         lease_seconds: float | None = None,
+        pool_size: int | None = None,
+        name: str = "worker",
+        elsewhere: Collection[str] = (),
     ) -> None:
+        self.name = name
         super().__init__(db, wakeup=wakeup)
         settings = db.settings
         self.handlers = dict(handlers)
@@ -75,7 +79,10 @@ class Worker(Duty):
         self.time_limit_seconds = settings.job_timeout_seconds
         self.poll_seconds = settings.poll_seconds
         self.counts: dict[str, int] = {}
-        self._claims = Claims(self.handlers, worker=self.identity, lease_seconds=self.lease_seconds)
+        self.pool_size = pool_size or self.concurrency
+        self._claims = Claims(
+            self.handlers, worker=self.identity, lease_seconds=self.lease_seconds, elsewhere=elsewhere
+        )
         self._metrics = {name: JobMetrics.of(name) for name in self.handlers}
         self._buffer: deque[Unit] = deque()
         self._buffered = asyncio.Event()
@@ -127,7 +134,7 @@ class Worker(Duty):
             return
         self._started = True
         self._stopping = False
-        self._handler_db = self.db.with_pool(self.concurrency)
+        self._handler_db = self.db.with_pool(self.pool_size)
         self._runner = Runner(
             self._handler_db, worker=self.identity, progress=self._leases.progress,
             time_limit_seconds=self.time_limit_seconds,
