@@ -18,7 +18,7 @@ from apps.wiring import app
 from duly.auth.issuer import Issuer
 from duly.settings import Settings
 from duly.testing import TestServer
-from tests.apps.test_rights import NEW_ORDER, NEW_USER, RIGHTS
+from tests.apps.test_rights import NEW_ORDER, NEW_SUBSCRIPTION, NEW_USER, RIGHTS
 from tests.engine.cli.commands import environment, free_port, running, status, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -31,6 +31,12 @@ WITHOUT_ARGUMENTS = {label for label in OPERATIONS if label.startswith(("GET /he
 WITHOUT_ARGUMENTS |= {label for label in OPERATIONS if label.startswith("GET /dev-issuer")}
 KNOWS_WHAT_DAY_IT_IS = {"POST /user", "PUT /user/{user_id}"}
 KNOWS_THE_DIGITS_OF_CURRENCIES = {"POST /v1/orders", "PUT /v1/carts/{cart_id}/items/{sku}"}
+# Where a URL may lead, when a secret is base64, what a stored answer may hold, and that since is before until.
+KNOWS_MORE_THAN_A_SCHEMA = {
+    "POST /v1/webhooks/subscriptions", "PATCH /v1/webhooks/subscriptions/{subscription_id}",
+    "POST /v1/webhooks/subscriptions/{subscription_id}/rotate",
+    "POST /v1/webhooks/subscriptions/{subscription_id}/redeliver",
+}  # fmt: skip
 CASES = [(label, GenerationMode.POSITIVE) for label in OPERATIONS]
 CASES += [(label, GenerationMode.NEGATIVE) for label in OPERATIONS if label not in WITHOUT_ARGUMENTS]
 
@@ -80,9 +86,13 @@ def _existing(url: str, headers: dict[str, str]) -> dict[str, str]:
         made = answer.json()
         return str(made.get("user", made)["id"])
 
+    subscription = make("/v1/webhooks/subscriptions", NEW_SUBSCRIPTION)
+    tested = httpx2.post(f"{url}/v1/webhooks/subscriptions/{subscription}/test", headers=headers).json()
     product = make("/v1/products", {"name": "Lathe"})
     order = make("/v1/orders", NEW_ORDER)
     return {
+        "subscription_id": subscription,
+        "delivery_id": str(tested["id"]),
         "order_id": order,
         "token": str(httpx2.post(f"{url}/v1/orders/{order}/links", headers=headers).json()["token"]),
         "cart_id": make("/v1/carts", {"currency": "PLN"}),
@@ -110,6 +120,7 @@ def test_every_answer_is_as_documented(served: Served, label: str, mode: Generat
     excluded += [positive_data_acceptance] if label in KNOWS_WHAT_DAY_IT_IS else []
     # Nor can a schema say how many digits a price may have in the currency that another member names.
     excluded += [positive_data_acceptance] if label in KNOWS_THE_DIGITS_OF_CURRENCIES else []
+    excluded += [positive_data_acceptance] if label in KNOWS_MORE_THAN_A_SCHEMA else []
     for path_parameters in [None, fixed] if fixed and operation.body else [None]:
         strategy = operation.as_strategy(generation_mode=mode, path_parameters=path_parameters)
 

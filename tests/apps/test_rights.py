@@ -40,6 +40,8 @@ QUALITY = ("QUALITY_ENGINEER", "QUALITY_MANAGER")
 NEW_NC = {"supplier_id": "s", "severity": "LOW", "description": "d"}
 NEW_USER = {"firstName": "Ada", "lastName": "L", "dateOfBirth": "1990-12-10", "timezone": "Europe/London"}
 NEW_ORDER = {"currency": "PLN", "items": [{"sku": "a", "quantity": 1, "unitPrice": "1.00"}]}
+WEBHOOKS = ("WEBHOOK_ADMIN",)
+NEW_SUBSCRIPTION = {"url": "https://hooks.example.com/duly", "events": ["order.*"]}
 RIGHTS: dict[tuple[str, str], Right] = {
     ("POST", "/ncs"): Right("quality", QUALITY, body=NEW_NC),
     ("GET", "/ncs"): Right("quality", QUALITY),
@@ -67,6 +69,21 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ("POST", "/v1/carts/{cart_id}/checkout"): Right("commerce"),
     ("GET", "/v1/currencies/rates"): Right("commerce"),
     ("POST", "/internal/v1/transfers/expire-pending"): Right("internal:transfers.expire", body={}),
+    ("POST", "/v1/webhooks/subscriptions"): Right("webhooks", WEBHOOKS, body=NEW_SUBSCRIPTION),
+    ("GET", "/v1/webhooks/subscriptions"): Right("webhooks", WEBHOOKS),
+    ("GET", "/v1/webhooks/subscriptions/{subscription_id}"): Right("webhooks", WEBHOOKS),
+    ("PATCH", "/v1/webhooks/subscriptions/{subscription_id}"): Right("webhooks", WEBHOOKS, body={"description": "d"}),
+    ("DELETE", "/v1/webhooks/subscriptions/{subscription_id}"): Right("webhooks", WEBHOOKS),
+    ("POST", "/v1/webhooks/subscriptions/{subscription_id}/rotate"): Right("webhooks", WEBHOOKS, body={}),
+    ("POST", "/v1/webhooks/subscriptions/{subscription_id}/pause"): Right("webhooks", WEBHOOKS),
+    ("POST", "/v1/webhooks/subscriptions/{subscription_id}/resume"): Right("webhooks", WEBHOOKS),
+    ("POST", "/v1/webhooks/subscriptions/{subscription_id}/test"): Right("webhooks", WEBHOOKS),
+    ("GET", "/v1/webhooks/subscriptions/{subscription_id}/deliveries"): Right("webhooks", WEBHOOKS),
+    ("POST", "/v1/webhooks/subscriptions/{subscription_id}/redeliver"): Right(
+        "webhooks", WEBHOOKS, body={"since": "2026-01-01T00:00:00Z", "until": "2026-01-02T00:00:00Z"}
+    ),
+    ("GET", "/v1/webhooks/deliveries/{delivery_id}"): Right("webhooks", WEBHOOKS),
+    ("POST", "/v1/webhooks/deliveries/{delivery_id}/redeliver"): Right("webhooks", WEBHOOKS),
     ("POST", "/user"): Right("users", body=NEW_USER),
     ("GET", "/user/{user_id}"): Right("users"),
     ("PUT", "/user/{user_id}"): Right("users", body={"timezone": "Asia/Tokyo"}),

@@ -71,7 +71,9 @@ class Catcher:
         self._secrets = list(secrets)
         self._show = show
 
-    async def __call__(self, scope: dict[str, Any], receive: Callable[[], Awaitable[dict[str, Any]]], send: Send) -> None:
+    async def __call__(
+        self, scope: dict[str, Any], receive: Callable[[], Awaitable[dict[str, Any]]], send: Send
+    ) -> None:
         """ASGI."""
         if scope["type"] == "lifespan":
             for kind in ("startup", "shutdown"):

@@ -95,8 +95,16 @@ def edit(
     """Change what is given."""
     _change(
         lambda tx: subscriptions.edit_subscription(
-            tx, Settings(), id, url=url, patterns=event or None, description=description,
-            max_in_flight=max_in_flight, timeout_seconds=timeout, actor=actor, reason=reason,
+            tx,
+            Settings(),
+            id,
+            url=url,
+            patterns=event or None,
+            description=description,
+            max_in_flight=max_in_flight,
+            timeout_seconds=timeout,
+            actor=actor,
+            reason=reason,
         )  # fmt: skip
     )
 

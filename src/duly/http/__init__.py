@@ -4,6 +4,8 @@ On any FastAPI application: ``install(api, db)``, then routes of a ``Router`` th
 """
 
 from duly.http.install import install
+from duly.http.receiver import Received, Receiver
 from duly.http.transactions import RequestTx, Router
+from duly.webhooks.receive import Scheme
 
-__all__ = ["RequestTx", "Router", "install"]
+__all__ = ["Received", "Receiver", "RequestTx", "Router", "Scheme", "install"]

@@ -241,9 +241,7 @@ async def rotate_secret(
 
 
 @router.post("/subscriptions/{subscription_id}/pause")
-async def pause_subscription(
-    subscription_id: UUID, caller: Admin, tx: RequestTx, request: Request
-) -> SubscriptionView:
+async def pause_subscription(subscription_id: UUID, caller: Admin, tx: RequestTx, request: Request) -> SubscriptionView:
     """Keep what comes, and send it later."""
     after = await subscriptions.pause_subscription(
         tx, request.app.state.settings, subscription_id, owner=caller.caller, actor=_actor(caller)

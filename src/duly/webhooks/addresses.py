@@ -57,9 +57,7 @@ _SPECIAL_V6 = [
 ]  # fmt: skip
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _COMPATIBLE = ipaddress.IPv6Network("::/96")
-_NEVER = [
-    ipaddress.ip_network(net) for net in ("0.0.0.0/8", "224.0.0.0/4", "255.255.255.255/32", "::/128", "ff00::/8")
-]
+_NEVER = [ipaddress.ip_network(net) for net in ("0.0.0.0/8", "224.0.0.0/4", "255.255.255.255/32", "::/128", "ff00::/8")]
 _LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 # Only a network that names it opens the door to what a cloud tells its machines.
 _METADATA = (ipaddress.ip_network("169.254.0.0/16"), ipaddress.ip_network("fd00:ec2::/32"))
@@ -175,7 +173,9 @@ def _check_host(host: str, netloc: str, allowed: Allowed) -> None:
         _check_literal(host, allowed)  # only four decimal numbers without leading zeros pass
         return
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise Invalid("the host is a DNS name in ASCII (IDNA), an IPv4 address as 192.0.2.1, or an IPv6 one in brackets")
+        raise Invalid(
+            "the host is a DNS name in ASCII (IDNA), an IPv4 address as 192.0.2.1, or an IPv6 one in brackets"
+        )
     is_local = len(labels) == 1 or any(host == name or host.endswith(f".{name}") for name in _LOCAL_NAMES)
     if is_local and not (allowed.networks or allowed.everywhere):
         raise Invalid("the host is a name of a private network")

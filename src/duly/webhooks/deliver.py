@@ -112,9 +112,7 @@ class Deliverer:
             return SUPERSEDED
         if status == "RETRYING" or standing != "ACTIVE" or is_open:
             await lock(tx, [subscription_id])
-            placed = await fetch(
-                tx, sql.TAKE_PLACE, id=id, turn=turn, subscription_id=subscription_id, most=self._most
-            )
+            placed = await fetch(tx, sql.TAKE_PLACE, id=id, turn=turn, subscription_id=subscription_id, most=self._most)
             if not placed:
                 return SUPERSEDED
             if placed[0][0] != "QUEUED":
@@ -137,9 +135,7 @@ class Deliverer:
         headers |= {"User-Agent": f"duly/{version('duly')}", **_origin_headers(event)}
         started_at = ctx.started_at
         failpoint("webhook.before_send")
-        answer = await self._sending().send(
-            task.url, headers=headers, body=body, timeout_seconds=task.timeout_seconds
-        )
+        answer = await self._sending().send(task.url, headers=headers, body=body, timeout_seconds=task.timeout_seconds)
         WEBHOOK_ATTEMPTS.labels(answer.error or "delivered").inc()
         WEBHOOK_SECONDS.observe(answer.latency_ms / 1000)
         return Sent(task, started_at, headers, len(body), answer)
@@ -184,9 +180,7 @@ class Deliverer:
         """The event is no longer in the history: there is nothing to send."""
         await lock(tx, [task.subscription_id])
         error = "event_gone"
-        if not await fetch(
-            tx, sql.END_DELIVERY, id=task.id, turn=task.turn, status="PERMANENTLY_FAILED", error=error
-        ):
+        if not await fetch(tx, sql.END_DELIVERY, id=task.id, turn=task.turn, status="PERMANENTLY_FAILED", error=error):
             return SUPERSEDED
         message = "an event was removed from the history before it was delivered"
         await fetch(tx, sql.RAISE_ALERT, kind="webhook_failed", subject=str(task.subscription_id), message=message)
@@ -214,7 +208,9 @@ def allowed_by(settings: Settings) -> Allowed:
 def _origin_headers(event: Event) -> dict[str, str]:
     """The ids that tie the call to whatever caused it (E5.4)."""
     found = {"X-Correlation-Id": event.headers.get("correlation_id"), "traceparent": event.headers.get("traceparent")}
-    return {name: text for name, text in found.items() if isinstance(text, str) and text.isascii() and text.isprintable()}
+    return {
+        name: text for name, text in found.items() if isinstance(text, str) and text.isascii() and text.isprintable()
+    }
 
 
 def _attempt_values(sent: Sent, verdict: Verdict) -> dict[str, Any]:

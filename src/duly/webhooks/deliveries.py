@@ -103,9 +103,7 @@ async def list_deliveries(
 
 async def count_deliveries(tx: Tx, subscription_id: UUID) -> dict[str, Count]:
     """How many there are of each status, as far as one counts."""
-    rows = await fetch(
-        tx, sql.COUNT_DELIVERIES, subscription_id=subscription_id, statuses=list(STATUSES), cap=CAP + 1
-    )
+    rows = await fetch(tx, sql.COUNT_DELIVERIES, subscription_id=subscription_id, statuses=list(STATUSES), cap=CAP + 1)
     return {status: Count.of(counted) for status, counted in rows}
 
 
@@ -171,7 +169,13 @@ async def redeliver_range(
 
 
 async def send_test(
-    tx: Tx, settings: Settings, subscription_id: UUID, *, owner: str | None = None, actor: str, reason: str | None = None
+    tx: Tx,
+    settings: Settings,
+    subscription_id: UUID,
+    *,
+    owner: str | None = None,
+    actor: str,
+    reason: str | None = None,
 ) -> Delivery:
     """Deliver an event of the type ``webhook.test`` to this subscription and to nobody else."""
     signature = signed(actor=actor, reason=reason)

@@ -90,9 +90,7 @@ def verify(scheme: Scheme, given: Signed, body: bytes, secrets: Sequence[str], *
     if not secrets:
         raise Refusal("no_secret")
     if scheme.kind == "standard":
-        is_right = is_standard(
-            secrets, given.signature, id=given.id or "", timestamp=given.timestamp or "", body=body
-        )
+        is_right = is_standard(secrets, given.signature, id=given.id or "", timestamp=given.timestamp or "", body=body)
     else:
         stamped = body if given.timestamp is None else f"{given.timestamp}.".encode() + body
         is_right = is_plain(secrets, given.signature, stamped)

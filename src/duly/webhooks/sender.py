@@ -131,7 +131,9 @@ class Sender:
         error: str | None
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self._post(backend, url, {"Host": host_of(url), **headers, **OWN_HEADERS}, body, timeout_seconds, seen)
+                await self._post(
+                    backend, url, {"Host": host_of(url), **headers, **OWN_HEADERS}, body, timeout_seconds, seen
+                )
             error = _refusal(seen.status)
         except Exception as failure:
             error = _describe(failure, seen.status)

@@ -33,9 +33,7 @@ VALUES (CAST(:id AS uuid), CAST(:owner AS text), CAST(:url AS text), CAST(:descr
         CAST(:patterns AS text[]), CAST(:max_in_flight AS smallint), CAST(:timeout_seconds AS smallint), duly.now(),
         duly.now())
 """)
-FIND_SUBSCRIPTION = Statement(
-    "SELECT" + _SUBSCRIPTION + "WHERE s.id = CAST(:id AS uuid) AND s.status <> 'DELETED'"
-)
+FIND_SUBSCRIPTION = Statement("SELECT" + _SUBSCRIPTION + "WHERE s.id = CAST(:id AS uuid) AND s.status <> 'DELETED'")
 LOCK_SUBSCRIPTION = Statement(
     "SELECT" + _SUBSCRIPTION + "WHERE s.id = CAST(:id AS uuid) AND s.status <> 'DELETED' FOR NO KEY UPDATE OF s"
 )
@@ -43,9 +41,7 @@ _NEWEST_SUBSCRIPTION_FIRST = """
   AND (CAST(:before AS uuid) IS NULL OR s.id < CAST(:before AS uuid))
 ORDER BY s.id DESC LIMIT CAST(:limit AS int)
 """
-LIST_SUBSCRIPTIONS = Statement(
-    "SELECT" + _SUBSCRIPTION + "WHERE s.status <> 'DELETED'" + _NEWEST_SUBSCRIPTION_FIRST
-)
+LIST_SUBSCRIPTIONS = Statement("SELECT" + _SUBSCRIPTION + "WHERE s.status <> 'DELETED'" + _NEWEST_SUBSCRIPTION_FIRST)
 LIST_OWN_SUBSCRIPTIONS = Statement(
     "SELECT"
     + _SUBSCRIPTION

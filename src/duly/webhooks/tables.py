@@ -46,9 +46,7 @@ subscriptions = Table(
     Column("updated_at", _Moment, nullable=False),
     PrimaryKeyConstraint("id", name="webhook_subscriptions_pkey"),
     CheckConstraint("length(owner) BETWEEN 1 AND 1000", name="webhook_subscriptions_owner_is_short"),
-    CheckConstraint(
-        "url ~ '^https?://[!-~]+$' AND length(url) <= 2000", name="webhook_subscriptions_url_is_http"
-    ),
+    CheckConstraint("url ~ '^https?://[!-~]+$' AND length(url) <= 2000", name="webhook_subscriptions_url_is_http"),
     CheckConstraint("length(description) <= 500", name="webhook_subscriptions_description_is_short"),
     CheckConstraint("cardinality(patterns) BETWEEN 1 AND 100", name="webhook_subscriptions_has_patterns"),
     CheckConstraint(
@@ -57,9 +55,7 @@ subscriptions = Table(
     CheckConstraint("max_in_flight BETWEEN 1 AND 100", name="webhook_subscriptions_in_flight_is_sane"),
     CheckConstraint("timeout_seconds BETWEEN 1 AND 30", name="webhook_subscriptions_timeout_is_sane"),
     CheckConstraint("failures >= 0", name="webhook_subscriptions_failures_count_up"),
-    CheckConstraint(
-        "(failures = 0) = (failing_since IS NULL)", name="webhook_subscriptions_failing_is_whole"
-    ),
+    CheckConstraint("(failures = 0) = (failing_since IS NULL)", name="webhook_subscriptions_failing_is_whole"),
     CheckConstraint(
         "(status = 'DISABLED') = (disabled_reason IS NOT NULL)",
         name="webhook_subscriptions_disabling_is_explained",

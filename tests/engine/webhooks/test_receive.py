@@ -1,0 +1,336 @@
+"""Webhooks of others: whose they are, how old, and whether they were here before (E6.3, FAULTS: Webhooks in)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import httpx2
+import pytest
+from fastapi import Depends, FastAPI
+from pydantic import SecretStr
+from sqlalchemy import text
+from structlog.testing import capture_logs
+
+from duly.db import Database
+from duly.errors import Invalid
+from duly.http import RequestTx, Router, install
+from duly.http.receiver import Received, Receiver
+from duly.testing import BusinessClock
+from duly.webhooks.receive import Scheme, add_provider_secret
+from tests.engine.http.serving import served
+from tests.engine.webhooks.hooks import Hooks
+from tests.support import rows, value
+
+START = datetime(2026, 3, 1, 9, tzinfo=UTC)
+NOW = int(START.timestamp())
+SECRET = "whsec_" + base64.b64encode(b"p" * 32).decode()
+OLDER = "whsec_" + base64.b64encode(b"o" * 32).decode()
+CODED = "coded-secret-of-sixteen"
+BODY = b'{"data": {"id": "evt-1"}, "amount": "10.00"}'
+
+
+@dataclass
+class Desk:
+    """An application with three receivers, and what its endpoints did."""
+
+    client: httpx2.AsyncClient
+    hooks: Hooks
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    entered: asyncio.Event = field(default_factory=asyncio.Event)
+    fail: bool = False
+
+    async def standard(self, body: bytes = BODY, **changes: Any) -> httpx2.Response:
+        return await self.client.post("/standard", content=body, headers=standard_headers(body, **changes))
+
+    async def plain(self, body: bytes = BODY, path: str = "/plain", **headers: str) -> httpx2.Response:
+        return await self.client.post(path, content=body, headers=headers)
+
+    def effects(self) -> list[str]:
+        return [row[0] for row in rows(self.hooks.dsn, "SELECT key FROM effects ORDER BY id")]
+
+
+def standard_headers(
+    body: bytes, *, secret: str = SECRET, id: str = "evt-1", at: int = NOW, signature: str | None = None
+) -> dict[str, str]:
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    made = base64.b64encode(hmac.digest(key, f"{id}.{at}.".encode() + body, "sha256")).decode()
+    return {"webhook-id": id, "webhook-timestamp": str(at), "webhook-signature": signature or f"v1,{made}"}
+
+
+def hexed(secret: str, signed: bytes) -> str:
+    return hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
+
+
+@contextlib.asynccontextmanager
+async def opened(hooks: Hooks) -> AsyncIterator[Desk]:
+    rows(hooks.dsn, "CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY, key text NOT NULL)")
+    api = FastAPI()
+    install(api, hooks.db, body_bytes=400_000, body_seconds=1.0)
+    api.state.settings = hooks.settings
+    router = Router()
+    desk: Desk
+    standard = Receiver("payments", body_bytes=4_096)
+    plain = Receiver(
+        "parcels", scheme=Scheme.plain(prefix="sha256="), event_id="data.id", secrets=[SecretStr(CODED)]
+    )
+    stamped = Receiver(
+        "stamped", scheme=Scheme.plain(timestamp_header="X-Timestamp"), event_id="data.id", secrets=[SecretStr(CODED)]
+    )
+
+    async def act(received: Received, tx: RequestTx) -> dict[str, str]:
+        await tx.execute(text("INSERT INTO effects (key) VALUES (:key)"), {"key": received.event_id})
+        desk.entered.set()
+        if desk.fail:
+            await desk.gate.wait()
+            raise RuntimeError("as planned")
+        if received.event_id == "slow":
+            await desk.gate.wait()
+        return {"status": "done", "event": received.event_id}
+
+    @router.post("/standard", openapi_extra={"x-idempotent": False})
+    async def take_standard(received: Annotated[Received, Depends(standard)], tx: RequestTx) -> dict[str, str]:
+        return await act(received, tx)
+
+    @router.post("/plain", openapi_extra={"x-idempotent": False})
+    async def take_plain(received: Annotated[Received, Depends(plain)], tx: RequestTx) -> dict[str, str]:
+        return await act(received, tx)
+
+    @router.post("/stamped", openapi_extra={"x-idempotent": False})
+    async def take_stamped(received: Annotated[Received, Depends(stamped)], tx: RequestTx) -> dict[str, str]:
+        return await act(received, tx)
+
+    api.include_router(router)
+    async with served(api) as client:
+        desk = Desk(client, hooks)
+        yield desk
+
+
+async def add_secret(db: Database, hooks: Hooks, secret: str, **options: Any) -> None:
+    async with db.transaction() as tx:
+        await add_provider_secret(tx, hooks.keyring, "payments", secret=secret, actor="test", **options)
+
+
+@pytest.fixture
+async def desk(hooks: Hooks, clock: BusinessClock) -> AsyncIterator[Desk]:
+    clock.freeze(START)
+    await add_secret(hooks.db, hooks, SECRET)
+    async with opened(hooks) as made:
+        yield made
+
+
+async def test_a_signed_webhook_takes_effect_and_its_replay_is_200_and_nothing_more(desk: Desk) -> None:
+    """E6.3, in and after the window."""
+    first = await desk.standard()
+    assert (first.status_code, first.json()) == (200, {"status": "done", "event": "evt-1"})
+    again = await desk.standard()
+    assert (again.status_code, again.json()) == (200, {"status": "duplicate"})
+    later = await desk.standard(at=NOW + 200)  # the provider signs its retry anew
+    assert later.json() == {"status": "duplicate"}
+    assert desk.effects() == ["evt-1"]
+
+
+async def test_a_replay_after_the_window_is_refused(desk: Desk, clock: BusinessClock) -> None:
+    await desk.standard()
+    clock.advance(seconds=301)
+    assert (await desk.standard()).status_code == 401
+    assert desk.effects() == ["evt-1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "headers", "body", "reason"),
+    [
+        ("wrong", standard_headers(BODY, secret=OLDER), BODY, "wrong_signature"),
+        ("missing", {k: v for k, v in standard_headers(BODY).items() if k != "webhook-signature"}, BODY, "no_signature"),
+        ("empty", standard_headers(BODY) | {"webhook-signature": ""}, BODY, "no_signature"),
+        ("garbage", standard_headers(BODY, signature="v1,%%%"), BODY, "wrong_signature"),
+        ("another version", standard_headers(BODY, signature="v2,AAAA"), BODY, "wrong_signature"),
+        ("re-serialised", standard_headers(BODY), json.dumps(json.loads(BODY), separators=(",", ":")).encode(),
+         "wrong_signature"),
+        ("one byte", standard_headers(BODY), BODY.replace(b"10.00", b"90.00"), "wrong_signature"),
+        ("empty body", standard_headers(BODY), b"", "wrong_signature"),
+        ("another id", standard_headers(BODY) | {"webhook-id": "evt-2"}, BODY, "wrong_signature"),
+        ("no id", {k: v for k, v in standard_headers(BODY).items() if k != "webhook-id"}, BODY, "no_id"),
+        ("another time", standard_headers(BODY) | {"webhook-timestamp": str(NOW + 1)}, BODY, "wrong_signature"),
+        ("no time", {k: v for k, v in standard_headers(BODY).items() if k != "webhook-timestamp"}, BODY, "no_timestamp"),
+        ("time in words", standard_headers(BODY) | {"webhook-timestamp": "now"}, BODY, "no_timestamp"),
+        ("old", standard_headers(BODY, at=NOW - 301), BODY, "old_timestamp"),
+        ("of the future", standard_headers(BODY, at=NOW + 301), BODY, "future_timestamp"),
+        ("of the far future", standard_headers(BODY, at=10**11), BODY, "future_timestamp"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)  # fmt: skip
+async def test_what_is_not_signed_right_is_401_with_a_forensic_line(
+    desk: Desk, name: str, headers: dict[str, str], body: bytes, reason: str
+) -> None:
+    with capture_logs() as logs:
+        answer = await desk.client.post("/standard", content=body, headers=headers)
+    assert answer.status_code == 401, name
+    assert answer.headers["content-type"] == "application/problem+json"
+    (line,) = [entry for entry in logs if entry["event"] == "webhook_refused"]
+    assert (line["provider"], line["reason"], line["remote_address"]) == ("payments", reason, "127.0.0.1")
+    assert (line["body_sha256"], line["body_bytes"]) == (hashlib.sha256(body).hexdigest(), len(body))
+    assert reason not in answer.text
+    said = json.dumps(logs, default=str)
+    assert "evt-1" not in said
+    assert headers.get("webhook-signature", "none") == "" or headers.get("webhook-signature", "none") not in said
+    assert desk.effects() == []
+    assert value(desk.hooks.dsn, "SELECT count(*) FROM duly.received_webhooks") == 0
+
+
+async def test_a_timestamp_at_the_edge_is_taken(desk: Desk) -> None:
+    assert (await desk.standard(at=NOW - 300)).status_code == 200
+    assert (await desk.standard(at=NOW + 300, id="evt-2")).status_code == 200
+
+
+async def test_a_rotated_secret_is_valid_for_its_overlap_and_no_longer(desk: Desk, clock: BusinessClock) -> None:
+    newer = "whsec_" + base64.b64encode(b"n" * 32).decode()
+    await add_secret(desk.hooks.db, desk.hooks, newer, overlap_hours=1)
+    assert (await desk.standard(id="a")).status_code == 200
+    assert (await desk.standard(id="b", secret=newer)).status_code == 200
+    clock.advance(hours=1)
+    assert (await desk.standard(id="c", at=NOW + 3600)).status_code == 401
+    assert (await desk.standard(id="d", secret=newer, at=NOW + 3600)).status_code == 200
+
+
+async def test_a_provider_without_a_secret_is_refused(hooks: Hooks, clock: BusinessClock) -> None:
+    clock.freeze(START)
+    async with opened(hooks) as desk:
+        for secret in (SECRET, "whsec_"):
+            assert (await desk.standard(secret=secret)).status_code == 401
+
+
+async def test_two_at_once_take_effect_once(desk: Desk) -> None:
+    """The second waits for the first, and answers that it was here before."""
+    first = asyncio.create_task(desk.standard(id="slow"))
+    await desk.entered.wait()
+    second = asyncio.create_task(desk.standard(id="slow"))
+    await _until_blocked(desk.hooks)
+    assert not second.done()
+    desk.gate.set()
+    assert (await first).json()["status"] == "done"
+    assert (await second).json() == {"status": "duplicate"}
+    assert desk.effects() == ["slow"]
+
+
+async def test_when_the_first_fails_the_second_takes_effect(desk: Desk) -> None:
+    desk.fail = True
+    first = asyncio.create_task(desk.standard(id="e"))
+    await desk.entered.wait()
+    second = asyncio.create_task(desk.standard(id="e"))
+    await _until_blocked(desk.hooks)
+    desk.fail = False
+    desk.gate.set()
+    assert (await first).status_code == 500
+    assert (await second).json()["status"] == "done"
+    assert desk.effects() == ["e"]
+
+
+async def _until_blocked(hooks: Hooks) -> None:
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    async with asyncio.timeout(10):
+        while not value(hooks.dsn, waiting):
+            await asyncio.sleep(0.01)
+
+
+async def test_fifty_at_once_take_effect_once(desk: Desk) -> None:
+    answers = await asyncio.gather(*(desk.standard(id="many") for _ in range(50)))
+    assert sorted(answer.json()["status"] for answer in answers) == ["done"] + ["duplicate"] * 49
+    assert desk.effects() == ["many"]
+
+
+async def test_a_body_of_a_hundred_megabytes_is_refused_without_being_read(desk: Desk) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(1_600):
+            yield b"x" * 65_536
+
+    headers = standard_headers(b"") | {"Content-Length": str(1_600 * 65_536)}
+    with contextlib.suppress(httpx2.TransportError):
+        answer = await desk.client.post("/standard", content=chunks(), headers=headers)
+        assert answer.status_code == 413
+    with contextlib.suppress(httpx2.TransportError):
+        answer = await desk.client.post("/standard", content=chunks(), headers=standard_headers(b""))
+        assert answer.status_code == 413
+    assert desk.effects() == []
+
+
+async def test_a_body_larger_than_the_receivers_limit_is_413(desk: Desk) -> None:
+    body = b"{" + b" " * 5_000 + b"}"
+    assert (await desk.standard(body)).status_code == 413
+
+
+async def test_a_slow_body_is_408(desk: Desk) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(3)
+        yield b"}"
+
+    headers = standard_headers(b"{}")
+    answer = await desk.client.post("/standard", content=chunks(), headers=headers)
+    assert answer.status_code == 408
+    assert desk.effects() == []
+
+
+async def test_plain_signatures_over_the_body_and_over_timestamp_and_body(desk: Desk) -> None:
+    right = {"X-Signature": "sha256=" + hexed(CODED, BODY)}
+    assert (await desk.plain(**right)).json() == {"status": "done", "event": "evt-1"}
+    assert (await desk.plain(**right)).json() == {"status": "duplicate"}
+    assert (await desk.plain(**{"X-Signature": hexed(CODED, BODY)})).status_code == 401
+    assert (await desk.plain(**{"X-Signature": "sha256=" + hexed(SECRET, BODY)})).status_code == 401
+    assert (await desk.plain(BODY + b" ", **right)).status_code == 401
+    stamped = {"X-Timestamp": str(NOW), "X-Signature": hexed(CODED, f"{NOW}.".encode() + BODY)}
+    assert (await desk.plain(path="/stamped", **stamped)).json()["status"] == "done"
+    old = {"X-Timestamp": str(NOW - 301), "X-Signature": hexed(CODED, f"{NOW - 301}.".encode() + BODY)}
+    assert (await desk.plain(path="/stamped", **old)).status_code == 401
+    unsigned_time = {"X-Timestamp": str(NOW), "X-Signature": hexed(CODED, BODY)}
+    assert (await desk.plain(path="/stamped", **unsigned_time)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"null", b"[]", b"{}", b'{"data":{}}', b'{"data":{"id":null}}', b'{"data":{"id":""}}', b"\xff", b"{"]
+)
+async def test_a_signed_body_that_names_no_event_is_400(desk: Desk, body: bytes) -> None:
+    answer = await desk.plain(body, **{"X-Signature": "sha256=" + hexed(CODED, body)})
+    assert answer.status_code == 400
+    assert desk.effects() == []
+
+
+@pytest.mark.parametrize("id", ["x" * 256, "nul\x00"])
+async def test_an_event_id_that_cannot_be_stored_is_refused(desk: Desk, id: str) -> None:
+    body = json.dumps({"data": {"id": id}}).encode()
+    answer = await desk.plain(body, **{"X-Signature": "sha256=" + hexed(CODED, body)})
+    assert answer.status_code in (400, 422)
+
+
+async def test_the_same_event_id_of_two_providers_is_two_events(desk: Desk) -> None:
+    assert (await desk.standard()).json()["status"] == "done"
+    assert (await desk.plain(**{"X-Signature": "sha256=" + hexed(CODED, BODY)})).json()["status"] == "done"
+
+
+def test_a_receiver_says_where_the_event_id_is() -> None:
+    with pytest.raises(Invalid, match="event id"):
+        Receiver("parcels", scheme=Scheme.plain())
+    with pytest.raises(Invalid, match="name"):
+        Receiver("no good")
+
+
+async def test_the_secret_of_a_provider_is_in_no_table_in_clear(desk: Desk) -> None:
+    sealed = bytes(value(desk.hooks.dsn, "SELECT sealed FROM duly.webhook_provider_secrets"))
+    assert SECRET.encode() not in sealed
+    assert b"p" * 32 not in sealed
+
+
+async def test_a_refusal_without_headers_costs_no_connection(desk: Desk) -> None:
+    """Noise is answered before the database is asked."""
+    taken = desk.hooks.db.engine.pool.checkedin() + desk.hooks.db.engine.pool.checkedout()  # type: ignore[attr-defined]  # of a queue pool
+    answer = await desk.client.post("/standard", content=BODY)
+    assert answer.status_code == 401
+    assert desk.hooks.db.engine.pool.checkedin() + desk.hooks.db.engine.pool.checkedout() == taken  # type: ignore[attr-defined]  # of a queue pool
