@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,16 @@ _reference: list[Any] = []
 _reference_lock = threading.Lock()
 
 
+class _Taking(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
 class Overdue(AssertionError):
     """Something did not happen within its bound."""
 
@@ -67,6 +78,7 @@ class Bench:
         self.broker: Broker | None = None
         self.let_through: set[str] = set()  # aggregates that the broker was told to refuse for long enough
         self.processes: dict[str, BaseProcess] = {}
+        self._receiver: ThreadingHTTPServer | None = None
         self._connection = psycopg.connect(dsn, autocommit=True)
         self._ports: list[int] = []
         self._answers: list[Answer] = []
@@ -150,6 +162,9 @@ class Bench:
             self._clients.join(2 * CLIENT_SECONDS)
         if self.broker is not None:
             self.broker.close()
+        if self._receiver is not None:
+            self._receiver.shutdown()
+            self._receiver.server_close()
         self._connection.close()
 
     # -- a broker and clients -----------------------------------------------------------------------------------
@@ -158,6 +173,12 @@ class Bench:
         """A broker for the relays."""
         self.broker = Broker(self.directory / "journal.jsonl")
         self.broker.start()
+
+    def open_receiver(self) -> str:
+        """A receiver of webhooks that takes everything; its address."""
+        self._receiver = ThreadingHTTPServer(("127.0.0.1", 0), _Taking)
+        threading.Thread(target=self._receiver.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{self._receiver.server_port}/"
 
     def refuse(self, refused: dict[str, str]) -> None:
         """Which aggregates the broker refuses from now on."""

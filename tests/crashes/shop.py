@@ -17,7 +17,10 @@ from duly import Database, Duly, Event, JobContext, Tx
 from duly.failpoints import failpoint
 from duly.jobs.outcomes import Fail
 from duly.messages import to_cloudevent
+from duly.webhooks.admit import DELIVER_JOB
+from duly.webhooks.deliver import Deliverer
 from tests.engine.outbox.broker import BrokerTransport
+from tests.engine.webhooks.hooks import make_settings
 
 # Nothing here forbids a second effect, so that one would be seen.
 TABLES = """
@@ -150,11 +153,16 @@ def nothing(_app: Duly, _manner: Manner) -> None:
     """The engine's own jobs alone."""
 
 
+def webhooks(app: Duly, _manner: Manner) -> None:
+    """The engine's own, with a key that every process of the matrix knows."""
+    app.handlers[DELIVER_JOB] = Deliverer(make_settings()).create_handler()
+
+
 KINDS: dict[str, Callable[[Duly, Manner], None]] = {
     kind.__name__: kind
     for kind in (
         in_transaction, synchronous, raw, limited, grouped, without_transaction, failing, consumers, plain_consumer,
-        batch_consumer, nothing,
+        batch_consumer, nothing, webhooks,
     )
 }  # fmt: skip
 

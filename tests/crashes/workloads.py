@@ -5,12 +5,15 @@ A point without a workload fails a test; a cell that makes no sense stands in ``
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from duly import Database
 from tests.crashes.bench import Bench
 from tests.crashes.checker import Promise, Sent
+from tests.engine.webhooks.hooks import Hooks
 
 AGGREGATES = ("a1", "a2", "a3")
 JOBS_DONE = "SELECT NOT EXISTS (SELECT 1 FROM duly.jobs)"
@@ -64,6 +67,19 @@ MAINTAINED = (
         "the inbox was not cleaned up, or too much of it",
         "SELECT count(*) <> 1 FROM duly.processed_events WHERE consumer = 'ledger'",
     ),
+)
+
+
+DELIVERED = (
+    (
+        "not every event was delivered to each of the two subscribers",
+        "SELECT count(*) <> 12 FROM duly.webhook_deliveries WHERE status = 'DELIVERED'",
+    ),
+    (
+        "an attempt was not recorded exactly once",
+        "SELECT count(*) <> 12 OR max(number) > 1 FROM duly.webhook_attempts",
+    ),
+    ("a delivery is in a dead letter", "SELECT count(*) > 0 FROM duly.dead_letters"),
 )
 
 
@@ -163,6 +179,23 @@ def migrations(bench: Bench) -> Promise:
     return Promise(schema=bench.reference_schema())
 
 
+def webhooks(bench: Bench) -> Promise:
+    """Six events for two subscribers, one of whom takes one at a time."""
+    url = bench.open_receiver()
+
+    async def subscribe() -> None:
+        db = Database(bench.dsn)
+        hooks = Hooks(db, bench.dsn)
+        await hooks.subscribe(url, max_in_flight=1)
+        await hooks.subscribe(url)
+        await db.close()
+
+    asyncio.run(subscribe())
+    for n in range(6):
+        bench.value(EMIT, {"aggregate": "a1", "n": n})
+    return Promise(without_effects=True)
+
+
 def end_listener(bench: Bench) -> None:
     """The listening connection is ended, so that it is made again."""
     bench.terminate("application_name = 'duly-listen'")
@@ -232,6 +265,7 @@ WORKLOADS = {
         ),
         Workload("ticks", schedules, ("scheduler",), "nothing", TICKED, meanwhile=let_tick),
         Workload("clean-up", clean_up, kind="nothing", settings={"concurrency": 1}, questions=MAINTAINED),
+        Workload("webhooks", webhooks, RELAYED, "webhooks", ALL_DONE, questions=DELIVERED),
         Workload("dead letters", dead_letters, ("requeue",), then=("worker",)),
         Workload("keyed requests", requests(keyed=True), ("api",), "nothing", "SELECT true", needs_clients=True),
         Workload("plain requests", requests(keyed=False), ("api",), "nothing", "SELECT true", needs_clients=True),
@@ -272,6 +306,9 @@ LEADS_BY: dict[str, tuple[str, ...]] = {
     "tick.inserted": ("ticks",),
     "transport.sent": ("broker",),
     "wakeup.subscribed": ("heard jobs",),
+    "webhook.before_send": ("webhooks",),
+    "webhook.recorded": ("webhooks",),
+    "webhook.sent": ("webhooks",),
     "worker.batch_split": ("batched events",),
     "worker.before_claim": ("jobs",),
     "worker.before_claim_commit": ("limited jobs",),

@@ -213,8 +213,8 @@ def redeliver(
     typer.echo(f"sent again: {on_database(work)}")
 
 
-@webhooks.command()
-def test(id: Id, actor: Actor, reason: Reason = None) -> None:
+@webhooks.command("test")
+def send_test(id: Id, actor: Actor, reason: Reason = None) -> None:
     """Deliver an event of the type webhook.test."""
     made = act(lambda tx: log.send_test(tx, Settings(), id, actor=actor, reason=reason))
     typer.echo(f"delivery {made.id} is {made.status}")

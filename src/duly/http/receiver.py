@@ -73,7 +73,7 @@ class Receiver:
         secrets: Sequence[SecretStr] = (),
         body_bytes: int = DEFAULT_BODY_BYTES,
     ) -> None:
-        """``event_id`` is a path of names in the JSON body; without it the scheme's id header says which event it is."""
+        """``event_id`` is a path of names in the JSON body; without it the scheme's id header names the event."""
         self.provider = check_provider(provider)
         self.scheme = scheme
         self._event_id = event_id

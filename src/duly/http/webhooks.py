@@ -25,7 +25,7 @@ PATTERN = r"^[A-Za-z*][A-Za-z0-9_.:*-]{0,199}$"
 URL_PATTERN = r"^https?://[!-~]+$"
 SECRET_PATTERN = r"^[!-~]{16,200}$"  # noqa: S105 - what one looks like
 ONE_LINE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$"
-STORED_SECRET = (
+BRING_YOUR_OWN = (
     "give a secret of your own, or leave the Idempotency-Key out: the answer is stored under the key, "
     "and a secret is never stored in clear"
 )
@@ -324,7 +324,7 @@ def _actor(caller: Principal) -> str:
 
 def _given_secret(request: Request, secret: SecretStr | None) -> str | None:
     if secret is None and HEADER in request.headers:
-        raise Invalid(STORED_SECRET)
+        raise Invalid(BRING_YOUR_OWN)
     return secret.get_secret_value() if secret is not None else None
 
 

@@ -1,7 +1,7 @@
 """Secrets at rest: AES-256-GCM under keys that the database never sees.
 
-``DULY_ENCRYPTION_KEYS`` is ``id:base64`` of 32 bytes, several separated by commas, the newest first: that one seals, all
-of them open. In development a key is made beside the issuer's, readable by its owner alone.
+``DULY_ENCRYPTION_KEYS`` is ``id:base64`` of 32 bytes, several separated by commas, the newest first: that one seals,
+all of them open. In development a key is made beside the issuer's, readable by its owner alone.
 """
 
 from __future__ import annotations

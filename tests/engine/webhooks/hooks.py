@@ -93,7 +93,13 @@ class Hooks:
 
     def jobs(self) -> list[tuple[str, datetime]]:
         """Delivery jobs that wait, and for when."""
-        return [(row[0], row[1]) for row in rows(self.dsn, f"SELECT entity_id, run_at FROM duly.jobs WHERE name = '{DELIVER_JOB}'")]
+        return [
+            (row[0], row[1])
+            for row in rows(self.dsn, f"SELECT entity_id, run_at FROM duly.jobs WHERE name = '{DELIVER_JOB}'")
+        ]
 
     def alerts(self) -> list[tuple[str, str]]:
-        return [(row[0], row[1]) for row in rows(self.dsn, "SELECT kind, subject FROM duly.alerts WHERE resolved_at IS NULL")]
+        return [
+            (row[0], row[1])
+            for row in rows(self.dsn, "SELECT kind, subject FROM duly.alerts WHERE resolved_at IS NULL")
+        ]

@@ -46,7 +46,9 @@ async def in_thread(process: subprocess.Popen[str], seconds: float = 40) -> int:
     return await asyncio.to_thread(process.wait, seconds)
 
 
-@pytest.mark.parametrize(("point", "requests"), [("webhook.before_send", 1), ("webhook.sent", 2), ("webhook.recorded", 2)])
+@pytest.mark.parametrize(
+    ("point", "requests"), [("webhook.before_send", 1), ("webhook.sent", 2), ("webhook.recorded", 2)]
+)
 async def test_killed_at_each_step_it_is_delivered_at_least_once_and_recorded_once(
     hooks: Hooks, point: str, requests: int
 ) -> None:

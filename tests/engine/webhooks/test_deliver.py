@@ -337,9 +337,7 @@ async def test_a_third_secret_ends_the_first_at_once(hooks: Hooks) -> None:
     assert created.subscription.secrets == [3, 2]
 
 
-async def test_a_deleted_subscription_gets_nothing_and_its_secrets_are_gone(
-    hooks: Hooks, clock: BusinessClock
-) -> None:
+async def test_a_deleted_subscription_gets_nothing_and_its_secrets_are_gone(hooks: Hooks, clock: BusinessClock) -> None:
     clock.freeze(START)
     async with subscriber(answering(500)) as one:
         made = await hooks.subscribe(one.url)

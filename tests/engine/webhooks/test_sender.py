@@ -1,4 +1,4 @@
-"""One attempt on the wire: what is dialled is what was checked, and nothing a receiver does costs more than its time."""
+"""One attempt on the wire: what is dialled was checked, and nothing a receiver does costs more than its time."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ async def test_a_slow_receiver_costs_its_time_out_and_no_more(behave: object, er
 
 @pytest.mark.parametrize(
     ("raw", "error"),
-    [(b"", "protocol"), (b"nonsense\r\n\r\n", "protocol"), (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", "protocol"),
-     (b"HTTP/1.1 9999 No\r\n\r\n", "protocol")],
+    [(b"", "protocol"), (b"nonsense\r\n\r\n", "protocol"),
+     (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", "protocol"), (b"HTTP/1.1 9999 No\r\n\r\n", "protocol")],
 )  # fmt: skip
 async def test_an_answer_that_is_none_is_a_failure(raw: bytes, error: str) -> None:
     async def behave(_request: Request, writer: asyncio.StreamWriter) -> None:
@@ -219,9 +219,7 @@ def make_tls(directory: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext
     )
     pem = directory / f"{name}.pem"
     pem.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         + certificate.public_bytes(serialization.Encoding.PEM)
     )
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -246,5 +244,3 @@ async def test_https_to_a_server_without_tls_is_a_failure() -> None:
     async with subscriber() as one:
         answer = await send(Sender(LOOPBACK), one.url.replace("http://", "https://"))
     assert answer.error in ("tls", "connect")
-
-

@@ -71,7 +71,9 @@ def test_made_secrets_are_good_and_never_the_same() -> None:
         assert check_secret(secret) == secret
 
 
-@pytest.mark.parametrize("secret", ["", "short", "x" * 201, "with space in the middle", "whsec_AAAA", "whsec_!!!!!!!!!!!!!!!!"])
+@pytest.mark.parametrize(
+    "secret", ["", "short", "x" * 201, "with space in the middle", "whsec_AAAA", "whsec_!!!!!!!!!!!!!!!!"]
+)
 def test_a_bad_secret_is_refused_without_being_repeated(secret: str) -> None:
     with pytest.raises(Invalid) as refusal:
         check_secret(secret)
