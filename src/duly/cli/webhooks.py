@@ -105,7 +105,7 @@ def edit(
             timeout_seconds=timeout,
             actor=actor,
             reason=reason,
-        )  # fmt: skip
+        )
     )
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from duly.errors import Conflict
-from duly.testing import BusinessClock
+from duly.testing import BusinessClock, drain
 from duly.webhooks import deliveries, subscriptions
 from duly.webhooks.model import MOST_TRIES, RETRY_WAITS
 from tests.engine.webhooks.hooks import SECRET, Hooks, make_settings
@@ -329,7 +329,7 @@ async def test_while_two_secrets_are_valid_both_sign(hooks: Hooks, clock: Busine
 
 
 async def test_a_third_secret_ends_the_first_at_once(hooks: Hooks) -> None:
-    made = await hooks.subscribe("http://127.0.0.1:9/hook".replace(":9/", ":8009/"))
+    made = await hooks.subscribe("http://127.0.0.1:8009/hook")
     for _ in range(2):
         async with hooks.db.transaction() as tx:
             created = await subscriptions.rotate_secret(tx, hooks.keyring, made.id, actor="test")
@@ -394,8 +394,6 @@ async def test_a_lost_job_is_found_by_the_sweep(hooks: Hooks) -> None:
         await hooks.subscribe(one.url)
         await hooks.emit(3)
         handlers = {name: handler for name, handler in hooks.handlers.items() if name != "duly.deliver-webhook"}
-        from duly.testing import drain
-
         await drain(hooks.db, handlers)
         rows(hooks.dsn, "DELETE FROM duly.jobs")
         await hooks.drain()

@@ -242,5 +242,5 @@ async def test_tls_asks_for_the_names_certificate_although_an_address_is_dialled
 
 async def test_https_to_a_server_without_tls_is_a_failure() -> None:
     async with subscriber() as one:
-        answer = await send(Sender(LOOPBACK), one.url.replace("http://", "https://"))
-    assert answer.error in ("tls", "connect")
+        answer = await send(Sender(LOOPBACK), one.url.replace("http://", "https://"), seconds=0.5)
+    assert answer.error in ("tls", "connect", "timeout")  # it may wait for a line that never comes
