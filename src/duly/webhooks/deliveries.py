@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, get_args
@@ -217,5 +217,6 @@ async def _audit(
 
 
 def _attempt(row: Row) -> Attempt:
-    values: Sequence[Any] = list(row)
-    return Attempt(*values[:7], load_json(values[7]), values[8], load_json(values[9]), *values[10:])
+    values = list(row)
+    values[7], values[9] = load_json(values[7]), load_json(values[9])  # the headers of both sides
+    return Attempt(*values)

@@ -293,7 +293,7 @@ def _columns(subscription: Subscription) -> dict[str, Any]:
 
 
 def _subscription(row: Row) -> Subscription:
-    return Subscription(*row[:4], list(row[4]), *row[5:15], list(row[15]))
+    return Subscription(*row)
 
 
 def _checked(rows: Sequence[Row], id: UUID, owner: str | None) -> Subscription:

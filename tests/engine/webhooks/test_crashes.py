@@ -86,4 +86,4 @@ async def test_a_zombie_that_comes_back_records_nothing(hooks: Hooks) -> None:
     assert len(one.requests) == 2
     assert rows(hooks.dsn, "SELECT number, outcome FROM duly.webhook_attempts") == [(1, "DELIVERED")]
     assert (await hooks.delivery()).attempts == 1
-    assert "lease_lost" in (zombie.stderr.read() if zombie.stderr else "")
+    assert "lease_lost" in (zombie.stdout.read() if zombie.stdout else "")

@@ -6,19 +6,22 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import event as sqlalchemy_event
 
 from duly import Database, Duly, Relay, Worker, schedule
+from duly.db import fetch
 from duly.duty import Duty
 from duly.jobs.handlers import Handler
-from duly.jobs.worker import CLAIM_BATCH
 from duly.messages import Event
 from duly.testing import drain
 from duly.wakeup import Wakeup
-from duly.webhooks.admit import DELIVER_JOB, fan_out
+from duly.webhooks.admit import DELIVER_JOB, create_consumer, fan_out
 from duly.webhooks.deliver import LEASE_SECONDS
+from duly.webhooks.sql import READ_NOW
 from tests.engine.jobs.wire import breaking_wire
 from tests.engine.webhooks.hooks import Hooks
 from tests.engine.webhooks.subscriber import Request, answering, subscriber
@@ -45,7 +48,7 @@ async def processes(db: Database, handlers: dict[str, Handler], *, slots: int, w
                    pool_size=5, elsewhere=working)
         )  # fmt: skip
     stop = asyncio.Event()
-    tasks = [asyncio.create_task(one.run(stop)) for one in [*duties, wakeup]]
+    tasks = [asyncio.create_task(run(stop)) for run in [*(duty.run for duty in duties), wakeup.run]]
     try:
         yield
     finally:
@@ -98,8 +101,6 @@ async def test_nobody_gets_more_than_half_of_the_slots(hooks: Hooks) -> None:
     hooks = Hooks(hooks.db, hooks.dsn, hooks.settings.model_copy(update={"webhook_concurrency": 8}))
     handlers = dict(hooks.handlers)
     consumer = handlers["consumer:duly.webhooks"]
-    from duly.webhooks.admit import create_consumer
-
     handlers[consumer.name] = create_consumer(8)
     await hooks.subscribe("http://127.0.0.1:8009/hook", max_in_flight=100)
     await hooks.emit(50)
@@ -151,27 +152,16 @@ async def test_many_retries_that_are_due_at_once_take_their_turns(hooks: Hooks) 
 async def test_a_fan_out_of_200_events_to_three_subscriptions_is_five_statements(hooks: Hooks) -> None:
     for _ in range(3):
         await hooks.subscribe("http://127.0.0.1:8009/hook")
-    async with hooks.db.transaction() as tx:
-        now = (await _scalar(tx)).replace(microsecond=0)
-    from datetime import timedelta
-    from uuid import uuid4
-
-    events = [Event(uuid4(), "order.placed", "shop", "a", {}, {}, now + timedelta(seconds=1)) for _ in range(200)]
+    later = datetime.now(UTC) + timedelta(minutes=1)
+    events = [Event(uuid4(), "order.placed", "shop", "a", {}, {}, later) for _ in range(200)]
     counted: list[str] = []
     sync = hooks.db.engine.sync_engine
     async with hooks.db.transaction() as tx:
-        await _scalar(tx)
+        await fetch(tx, READ_NOW)
         sqlalchemy_event.listen(sync, "before_cursor_execute", lambda *given: counted.append(given[2]))
         assert await fan_out(tx, events, most=25) == 600
     assert len(counted) == 5, counted
     assert len(hooks.jobs()) == 15
-
-
-async def _scalar(tx: object) -> object:
-    from duly.db import fetch
-    from duly.webhooks.sql import READ_NOW
-
-    return (await fetch(tx, READ_NOW))[0][0]
 
 
 async def test_a_delivery_is_eight_statements_beside_its_claim(hooks: Hooks, dsn: str) -> None:
@@ -187,7 +177,7 @@ async def test_a_delivery_is_eight_statements_beside_its_claim(hooks: Hooks, dsn
             assert (await Worker(db, handlers).run_once()).done >= 0
         await db.close()
     assert len(one.requests) == 21
-    sent = Counter()
+    sent: Counter[str] = Counter()
     for statement, count in wire.sent.items():
         for word in ("duly.webhook", "duly.schedule_many", "COMMIT"):
             if word in statement:
@@ -197,4 +187,3 @@ async def test_a_delivery_is_eight_statements_beside_its_claim(hooks: Hooks, dsn
     assert sent["duly.webhook"] == 21 * 4
     assert sent["duly.schedule_many"] == 20
     assert sent["COMMIT"] == 21 * 2
-    assert CLAIM_BATCH > 0
