@@ -77,7 +77,7 @@ LOOKED_AT: list[tuple[Statement, dict[str, str], int]] = [
      500),
     (sql_operate.COUNT_DELIVERIES,
      {"subscription_id": f"'{DOWN}'", "statuses": "'{WAITING,DELIVERED,RETRYING}'", "cap": "10001"}, 12_000),
-    (sql_operate.NOTE_RECEIVED, {"provider": "'p'", "id": "'x'"}, 60),
+    (sql_operate.NOTE_RECEIVED, {"provider": "'p'", "id": "'x'"}, 200),
 ]  # fmt: skip
 
 

@@ -43,6 +43,7 @@ from duly.webhooks.signing import headers_for
 log = structlog.get_logger("duly.webhooks")
 LEASE_SECONDS = 60.0
 JOB_SECONDS = 50.0  # the longest time-out of a subscription, and names and databases that take their time
+USER_AGENT = f"duly/{version('duly')}"
 SUPERSEDED = Cancel("another job has this delivery now")
 
 
@@ -132,7 +133,7 @@ class Deliverer:
             secrets, event_id=str(event.id), event_type=event.type, delivery_id=str(task.id),
             timestamp=int(task.now.timestamp()), body=body,
         )  # fmt: skip
-        headers |= {"User-Agent": f"duly/{version('duly')}", **_origin_headers(event)}
+        headers |= {"User-Agent": USER_AGENT, **_origin_headers(event)}
         started_at = ctx.started_at
         failpoint("webhook.before_send")
         answer = await self._sending().send(task.url, headers=headers, body=body, timeout_seconds=task.timeout_seconds)

@@ -38,7 +38,7 @@ LOCK_SUBSCRIPTION = Statement(
     "SELECT" + _SUBSCRIPTION + "WHERE s.id = CAST(:id AS uuid) AND s.status <> 'DELETED' FOR NO KEY UPDATE OF s"
 )
 _NEWEST_SUBSCRIPTION_FIRST = """
-  AND (CAST(:before AS uuid) IS NULL OR s.id < CAST(:before AS uuid))
+  AND s.id < coalesce(CAST(:before AS uuid), 'ffffffff-ffff-ffff-ffff-ffffffffffff')
 ORDER BY s.id DESC LIMIT CAST(:limit AS int)
 """
 LIST_SUBSCRIPTIONS = Statement("SELECT" + _SUBSCRIPTION + "WHERE s.status <> 'DELETED'" + _NEWEST_SUBSCRIPTION_FIRST)
@@ -135,7 +135,7 @@ _DELIVERY = """
     d.finished_at
 """
 _OF_DELIVERIES = _DELIVERY + "FROM duly.webhook_deliveries d "
-_BEFORE = " AND (CAST(:before AS bigint) IS NULL OR d.number < CAST(:before AS bigint)) "
+_BEFORE = " AND d.number < coalesce(CAST(:before AS bigint), 9223372036854775807) "
 _NEWEST_DELIVERY_FIRST = "ORDER BY d.number DESC LIMIT CAST(:limit AS int)"
 FIND_DELIVERY = Statement("SELECT" + _OF_DELIVERIES + "WHERE d.id = CAST(:id AS uuid)")
 LIST_DELIVERIES = Statement("SELECT" + _OF_DELIVERIES + "WHERE true" + _BEFORE + _NEWEST_DELIVERY_FIRST)
