@@ -108,7 +108,8 @@ async def serving(db: Database, directory: Path, app: Duly | None = None, **opti
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with contextlib.AsyncExitStack() as opened:
-            yield Site(f"http://127.0.0.1:{port}", api, Issuer.open(settings, port=port), opened)
+            issuer = Issuer.open(settings.model_copy(update={"env": "development"}), port=port)
+            yield Site(f"http://127.0.0.1:{port}", api, issuer, opened)
     finally:
         stop.set()
         server.should_exit = True

@@ -21,7 +21,7 @@ from duly.operate.counts import Count
 from duly.testing import BusinessClock
 from tests.console.conftest import Site, serving
 from tests.console.world import EVENT, HOSTILE, PAGES, RUN, fill
-from tests.support import rows
+from tests.support import rows, value
 
 STATEMENTS_LIMIT = 25
 
@@ -132,11 +132,16 @@ async def test_what_is_not_there_is_a_page_that_says_so(ada: httpx2.AsyncClient,
 
 async def test_the_search_leads_to_the_page(ada: httpx2.AsyncClient, dsn: str) -> None:
     fill(dsn)
+    copy = (
+        "INSERT INTO duly.executions SELECT (jsonb_populate_record(e, jsonb_build_object('execution_id', "
+        "duly.uuid7()))).* FROM duly.executions e RETURNING execution_id"
+    )
+    run = str(value(dsn, copy))
     for asked, target in (
         ("1", "/console/jobs/1"), ("7", "/console/jobs/7"), ("job:7", "/console/jobs/7"),
         (EVENT, f"/console/events/{EVENT}"), ("order:1", "/console/entity?id=order%3A1"),
         ("shop.remind", "/console/jobs?name=shop.remind"), ("shop.charge", "/console/dead-letters?name=shop.charge"),
-        ("duly.forget-audit", "/console/schedules/duly.forget-audit"), (RUN, f"/console/jobs/1/runs/{RUN}"),
+        ("duly.forget-audit", "/console/schedules/duly.forget-audit"), (run, f"/console/jobs/1/runs/{run}"),
     ):  # fmt: skip
         answer = await ada.get("/console/search", params={"q": asked})
         assert (answer.status_code, answer.headers.get("location")) == (303, target), asked

@@ -112,9 +112,9 @@ async def test_a_code_is_good_once(site: Site, dsn: str) -> None:
     browser = await site.browser()
     target, fields = await ask(browser)
     back = await choose(browser, target, fields, "ada")
-    kept = dict(browser.cookies)
+    kept = browser.cookies["duly-sign-in"]
     assert (await browser.get(back)).status_code == 303
-    again = await browser.get(back, cookies=kept)
+    again = await browser.get(back, headers={"Cookie": f"duly-sign-in={kept}"})
     assert again.status_code == 400
     assert value(dsn, "SELECT count(*) FROM duly.console_sessions") == 1
 
@@ -157,13 +157,13 @@ async def test_after_signing_in_only_pages_of_the_console_are_gone_to(site: Site
     assert local_path(given) == "/console"
     browser = await site.browser()
     back = await sign_in(browser, "ada", urlencode({"x": given})[2:])
-    assert back.headers["location"] in ("/console",) if back.status_code == 303 else back.status_code == 400
+    assert (back.status_code, back.headers["location"]) == (303, "/console")
 
 
 async def test_the_session_is_new_at_each_sign_in(site: Site, dsn: str) -> None:
     """Session fixation: an id from before is not kept, and the old session ends."""
     browser = await site.browser()
-    browser.cookies.set("duly", "chosen-by-the-attacker")
+    browser.cookies.set("duly", "chosen-by-the-attacker", domain="127.0.0.1")
     await sign_in(browser, "ada")
     first = browser.cookies["duly"]
     assert first != "chosen-by-the-attacker"
@@ -171,13 +171,13 @@ async def test_the_session_is_new_at_each_sign_in(site: Site, dsn: str) -> None:
     assert browser.cookies["duly"] != first
     assert value(dsn, "SELECT count(*) FROM duly.console_sessions WHERE revoked_at IS NULL") == 1
     other = await site.browser()
-    other.cookies.set("duly", first)
+    other.cookies.set("duly", first, domain="127.0.0.1")
     assert (await other.get("/console")).status_code == 302
 
 
 @pytest.mark.parametrize(
     "ended",
-    ["expires_at = clock_timestamp(), created_at = clock_timestamp() - interval '8 hours'",
+    ["expires_at = clock_timestamp() - interval '1 s', created_at = clock_timestamp() - interval '2 s'",
      "seen_at = clock_timestamp() - interval '61 minutes'", "revoked_at = clock_timestamp()"],
 )  # fmt: skip
 async def test_a_session_that_ended_was_left_alone_or_revoked_is_over_at_once(
@@ -204,7 +204,7 @@ async def test_signing_out_ends_the_session_here_and_in_the_database(ada: httpx2
     answer = await ada.post("/console/sign-out", data={"csrf": await csrf_of(ada)})
     assert answer.headers["location"] == "/console/signed-out"
     assert (await ada.get("/console/signed-out")).status_code == 200
-    ada.cookies.set("duly", id)
+    ada.cookies.set("duly", id, domain="127.0.0.1")
     assert (await ada.get("/console")).status_code == 302
     assert value(dsn, "SELECT count(*) FROM duly.console_sessions WHERE revoked_at IS NULL") == 0
 
@@ -223,11 +223,12 @@ async def test_a_form_needs_the_token_of_its_session_and_our_origin(
         assert (await ada.post(path, data=right, headers=headers)).status_code == 403, headers
     assert (await ada.post(path, json=right)).status_code == 400
     assert value(dsn, "SELECT count(*) FROM duly.audit WHERE action = 'job.run_now'") == 0
-    fine = await ada.post(path, data=right, headers={"Origin": site.url, "Sec-Fetch-Site": "same-origin"})
-    assert fine.status_code == 303
+    for headers in ({"Origin": site.url}, {"Origin": site.url, "Sec-Fetch-Site": "same-origin"},
+                    {"Origin": "null", "Sec-Fetch-Site": "same-origin"}):  # fmt: skip
+        assert (await ada.post(path, data=right, headers=headers)).status_code == 303  # the last is what Chromium sends
     by_header = await ada.post(path, data=fields, headers={"X-CSRF-Token": right["csrf"]})
     assert by_header.status_code == 303
-    assert value(dsn, "SELECT count(*) FROM duly.audit WHERE action = 'job.run_now'") == 2
+    assert value(dsn, "SELECT count(*) FROM duly.audit WHERE action = 'job.run_now'") == 4
 
 
 async def test_an_operator_may_look_and_is_refused_at_the_handler(otto: httpx2.AsyncClient, dsn: str) -> None:

@@ -10,6 +10,7 @@ PUBLISHED = "019c0000-0000-7000-8000-000000000002"
 RUN = "019c0000-0000-7000-8000-000000000003"
 
 STATEMENTS = (
+    "SELECT setval(s.name, greatest(nextval(s.name), 1000)) FROM pg_get_serial_sequence('duly.jobs', 'id') AS s(name)",
     "INSERT INTO duly.jobs (id, name, entity_id, payload, run_at, due_at, created_at, last_error, progress) "
     "VALUES (1, 'shop.remind', %(text)s, jsonb_build_object('note', %(text)s::text), duly.now() - interval '5 min', "
     "duly.now(), duly.now(), %(text)s, %(text)s)",

@@ -118,7 +118,7 @@ async def dead_letters(request: Request) -> Response:
         found = found[:PAGE]
         after = f"{found[-1].buried_at.isoformat()}_{found[-1].id}"
     return show(
-        request, "dead_letters.html", now=look.now, groups=groups, letters=found, filters=filters, after=after,
+        request, "dead_letters.html", now=look.now, kinds=groups, letters=found, filters=filters, after=after,
         is_filtered=is_filtered, count=count, is_first=query.after() is None,
     )  # fmt: skip
 

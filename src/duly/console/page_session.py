@@ -8,7 +8,7 @@ import structlog
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
-from duly.console.routes import MOUNT, Pages, Query, for_anyone, public, show, show_error, signed_in
+from duly.console.routes import MOUNT, Pages, for_anyone, public, show, show_error, signed_in
 from duly.console.sessions import LONGEST_HOURS, ROLES, create_session, revoke_session
 from duly.console.sign_in import COOKIE_SECONDS, SCOPE, Attempt, local_path
 from duly.errors import Forbidden, NotFound
@@ -37,11 +37,10 @@ def register(pages: Pages) -> None:
 async def sign_in(request: Request) -> Response:
     """Send the browser to the provider."""
     console: Console = request.app.state.console
-    query = Query(request)
     target, attempt = await console.sign_in.begin(
         redirect_uri=console.redirect_uri(request),
-        return_to=query.text("return_to", longest=2_000) or MOUNT,
-        again=query.text("again") is not None,
+        return_to=request.query_params.get("return_to", MOUNT),
+        again="again" in request.query_params,
     )
     response = RedirectResponse(target, status_code=302, headers=NO_STORE)
     console.set_cookie(request, response, attempt.dump(), kind="-sign-in", seconds=COOKIE_SECONDS)

@@ -96,6 +96,7 @@ def open_tab(served: World, chromium: Any) -> Iterator[Callable[..., Tab]]:
 
     def make(person: str | None = None, *, width: int = 1280, height: int = 900, **options: Any) -> Tab:
         context = chromium.new_context(viewport={"width": width, "height": height}, **options)
+        context.set_default_timeout(10_000)
         contexts.append(context)
         tab = Tab(context.new_page(), served.url)
         tab.page.on(

@@ -10,6 +10,7 @@ NAMES = (
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 FILL = (
+    "SELECT setval(pg_get_serial_sequence('duly.jobs', 'id'), 5000)",
     # an hour of runs, with a bad quarter
     "INSERT INTO duly.executions (execution_id, job_id, name, entity_id, source, started_at, completed_at, succeeded, "
     "outcome, message, retry_count, worker, lease_token) "
