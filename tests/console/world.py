@@ -39,7 +39,7 @@ STATEMENTS = (
     "INSERT INTO duly.processes (id, kind, names, version, started_at, seen_at) VALUES "
     "(%(text)s, 'worker', ARRAY['shop.remind', 'shop.never', 'shop.charge'], %(text)s, clock_timestamp(), "
     "clock_timestamp())",
-    "INSERT INTO duly.consumers (name, patterns, registered_at) VALUES ('mailer', ARRAY[%(text)s], duly.now())",
+    "INSERT INTO duly.consumers (name, patterns, registered_at) VALUES ('audience', ARRAY[%(text)s], duly.now())",
     "UPDATE duly.schedules SET timezone = %(text)s, last_error = %(text)s WHERE name = 'duly.drop-history'",
     "INSERT INTO duly.audit (at, actor, action, subject, reason, before, after) VALUES (duly.now(), %(text)s, "
     "%(text)s, %(text)s, %(text)s, jsonb_build_object(%(text)s::text, %(text)s::text), "

@@ -160,7 +160,8 @@ def find_troubles(pulse: Pulse) -> list[Trouble]:
         for kind, sentence, cause in _MISSING
         if not pulse.alive(kind)
     ]
-    return found + _job_troubles(pulse) + _event_troubles(pulse) + _schedule_troubles(pulse) + _alert_troubles(pulse)
+    found += _job_troubles(pulse) + _event_troubles(pulse) + _schedule_troubles(pulse) + _alert_troubles(pulse)
+    return sorted(found, key=lambda trouble: trouble.tone != "bad")
 
 
 def _job_troubles(pulse: Pulse) -> list[Trouble]:

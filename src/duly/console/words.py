@@ -6,6 +6,8 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from markupsafe import Markup, escape
+
 from duly.errors import Invalid
 from duly.operate.counts import Count
 from duly.operate.words import span
@@ -110,7 +112,17 @@ def _fields(text: str | None) -> dict[str, str]:
     }
 
 
+def said(sentence: str) -> Markup:
+    """A sentence with its `commands` set apart; everything in it is escaped."""
+    parts = sentence.split("`")
+    if len(parts) % 2 == 0:
+        return escape(sentence)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts)
+    )
+
+
 FILTERS = {
     "capped": capped, "duration": duration, "when": when, "iso": iso, "relative": relative, "cron_words": cron_words,
-    "spark": spark, "changes": changes,
+    "spark": spark, "changes": changes, "said": said,
 }  # fmt: skip

@@ -7,6 +7,7 @@ from tests.support import rows
 NAMES = (
     "ARRAY['orders.expire', 'payments.capture', 'invoices.send', 'consumer:mailer', 'consumer:ledger', 'rates.fetch']"
 )
+KNOWN = NAMES + " || ARRAY(SELECT name FROM duly.schedules)"
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 FILL = (
@@ -78,7 +79,7 @@ FILL = (
     "now() - interval '4 min', 9), ('occurrences_missed', 'rates.fetch', 'rates.fetch missed 2 runs', "
     "now() - interval '20 h', now() - interval '20 h', 1)",
     "INSERT INTO duly.processes (id, kind, names, version, started_at, seen_at) SELECT kind || '-' || n, kind, "
-    "CASE kind WHEN 'worker' THEN " + NAMES + " ELSE '{}' END, '0.1.0', clock_timestamp() - interval '2 d', "
+    "CASE kind WHEN 'worker' THEN " + KNOWN + " ELSE '{}' END, '0.1.0', clock_timestamp() - interval '2 d', "
     "clock_timestamp() + interval '1 h' FROM unnest(ARRAY['worker', 'worker', 'relay', 'scheduler']) WITH ORDINALITY "
     "AS p(kind, n)",
 )
