@@ -49,6 +49,11 @@ class Tab:
         self.page.click(f'button[value="{person}"]')
         self.page.wait_for_url("**/console")
 
+    def refuse(self, dialog: Any) -> None:
+        """A dialog means that a script ran which is not ours."""
+        self.complaints.append(f"a script ran: {dialog.message}")
+        dialog.dismiss()
+
     def axe(self) -> list[str]:
         """What axe finds, by rule and place. It is evaluated by the debugger, which no policy of the page stops."""
         self.page.evaluate(AXE.read_text() + "; undefined")
@@ -103,9 +108,7 @@ def open_tab(served: World, chromium: Any) -> Iterator[Callable[..., Tab]]:
             "console", lambda said: tab.complaints.append(said.text) if said.type in ("error", "warning") else None
         )
         tab.page.on("pageerror", lambda error: tab.complaints.append(str(error)))
-        tab.page.on(
-            "dialog", lambda dialog: tab.complaints.append(f"a script ran: {dialog.message}") or dialog.dismiss()
-        )
+        tab.page.on("dialog", tab.refuse)
         if person is not None:
             tab.sign_in(person)
         return tab

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import Counter
 from pathlib import Path
 
 MAGIC = b"\x89PNG\r\n\x1a\n"
@@ -14,23 +15,23 @@ def shrink(path: Path) -> None:
     """Rewrite an RGB or RGBA picture with a palette, if that makes it smaller."""
     width, height, channels, rows = _read(path.read_bytes())
     pixels = [row[start : start + 3] for row in rows for start in range(0, width * channels, channels)]
-    for bits in (8, 7, 6, 5, 4, 3):
-        mask = (0xFF << (8 - bits)) & 0xFF
-        reduced = {pixel: bytes(part & mask for part in pixel) for pixel in set(pixels)}
-        if len(set(reduced.values())) <= COLOURS:
-            break
-    palette = sorted(set(reduced.values()))
-    places = {colour: place for place, colour in enumerate(palette)}
-    shown = {reduced[pixel]: pixel for pixel in reduced}  # each place shows a colour that was really there
-    index = {pixel: places[colour] for pixel, colour in reduced.items()}
+    common = Counter(pixels).most_common()
+    palette = [colour for colour, _ in common[:COLOURS]]
+    index = {colour: place for place, colour in enumerate(palette)}
+    for colour, _ in common[COLOURS:]:  # rare ones, at the edges of letters: the nearest will do
+        index[colour] = min(range(len(palette)), key=lambda place, colour=colour: _distance(palette[place], colour))
     flat = bytes(index[pixel] for pixel in pixels)
     raw = b"".join(b"\x00" + flat[start : start + width] for start in range(0, width * height, width))
     header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
-    table = b"".join(shown[colour] for colour in palette)
+    table = b"".join(palette)
     parts = ((b"IHDR", header), (b"PLTE", table), (b"IDAT", zlib.compress(raw, 9)), (b"IEND", b""))
     made = MAGIC + b"".join(_chunk(kind, content) for kind, content in parts)
     if len(made) < path.stat().st_size:
         path.write_bytes(made)
+
+
+def _distance(one: bytes, other: bytes) -> int:
+    return sum((a - b) ** 2 for a, b in zip(one, other, strict=True))
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
