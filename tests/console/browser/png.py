@@ -19,7 +19,7 @@ def shrink(path: Path) -> None:
     palette = [colour for colour, _ in common[:COLOURS]]
     index = {colour: place for place, colour in enumerate(palette)}
     for colour, _ in common[COLOURS:]:  # rare ones, at the edges of letters: the nearest will do
-        index[colour] = min(range(len(palette)), key=lambda place, colour=colour: _distance(palette[place], colour))
+        index[colour] = _nearest(palette, colour)
     flat = bytes(index[pixel] for pixel in pixels)
     raw = b"".join(b"\x00" + flat[start : start + width] for start in range(0, width * height, width))
     header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
@@ -28,6 +28,10 @@ def shrink(path: Path) -> None:
     made = MAGIC + b"".join(_chunk(kind, content) for kind, content in parts)
     if len(made) < path.stat().st_size:
         path.write_bytes(made)
+
+
+def _nearest(palette: list[bytes], colour: bytes) -> int:
+    return min(range(len(palette)), key=lambda place: _distance(palette[place], colour))
 
 
 def _distance(one: bytes, other: bytes) -> int:
