@@ -109,9 +109,16 @@ def _parsed(given: Any) -> Any:
         raise ValueError(f"it is not JSON: {error}") from None
 
 
-RowId = Annotated[int, Field(gt=0, le=LARGEST_ID)]
+def _whole(given: Any) -> Any:
+    """A form sends digits; what is true, false or broken is no number."""
+    if isinstance(given, bool | float):
+        raise ValueError("it is not a whole number")
+    return given
+
+
+RowId = Annotated[int, BeforeValidator(_whole), Field(gt=0, le=LARGEST_ID)]
 Text = Annotated[str, Field(min_length=1, max_length=TEXT_LIMIT)]
-Limit = Annotated[int, Field(ge=1, le=BULK_LIMIT)]
+Limit = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=BULK_LIMIT)]
 Payload = Annotated[dict[str, Any], BeforeValidator(_parsed)]
 Misfire = Literal["run_once", "run_all", "skip"]
 DstGap = Literal["after", "skip"]
