@@ -59,7 +59,8 @@ FILL = (
     "outcome, message, retry_count, worker, lease_token, correlation_id) SELECT duly.uuid7(), 900001, "
     "'payments.capture', 'order:4201', 'Deferred', now() - n * interval '5 min', now() - n * interval '5 min' + "
     "interval '5 s', false, CASE n WHEN 1 THEN 'buried' ELSE 'retried' END, 'ConnectTimeout: the bank did not answer "
-    "within 5 s', 4 - n, 'worker-1', 1, '019c0000-0000-7000-8000-00000000aaaa' FROM generate_series(1, 4) AS n",
+    "within 5 s', 4 - n, 'worker-1', 1, (SELECT duly.uuid7(now() - interval '21 min')) "
+    "FROM generate_series(1, 4) AS n",
     # schedules
     "INSERT INTO duly.schedules (name, cron, timezone, next_run_at, last_run_at) VALUES "
     "('rates.fetch', '15 12 * * MON-FRI', 'Europe/Warsaw', now() + interval '5 h', now() - interval '19 h'), "
