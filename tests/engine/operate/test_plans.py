@@ -147,6 +147,7 @@ PAGES: dict[str, tuple[Statement, dict[str, Any]]] = {
 }
 
 
+PARTITIONS = 32  # the newest of a name is looked for in each of them
 QUEUE = {"names": NAMES, "since": None, "until": None, "after_at": None, "after_id": None, "status": None, "limit": 51}
 RUNS = {"since": None, "until": None, "before_at": None, "before_id": None, "outcome": None, "limit": 51, "scan": 51}
 DEAD = {"before_at": None, "before_id": None, "error_kind": None, "limit": 51, "scan": 51}
@@ -159,10 +160,14 @@ CONSOLE: dict[str, tuple[Statement, dict[str, Any], int]] = {
         4 * 51,
     ),
     "one job's payload": (console_sql.FIND_PAYLOAD, {"id": 7}, 2),
-    "last runs": (console_sql.LIST_LAST_RUNS, {"names": [*NAMES, "never-ran"]}, 6),
+    "last runs": (console_sql.LIST_LAST_RUNS, {"names": [*NAMES, "never-ran"]}, 6 * PARTITIONS),
     "names that ran": (console_sql.FIND_RUN_NAMES, {"names_limit": 200}, 200),
-    "history": (console_sql.LIST_HISTORY, RUNS | {"names": NAMES}, 5 * 51),
-    "history by outcome": (console_sql.LIST_HISTORY, RUNS | {"names": NAMES, "outcome": "buried", "scan": 200}, 1_000),
+    "history": (console_sql.LIST_HISTORY, RUNS | {"names": NAMES}, 5 * (51 + PARTITIONS)),
+    "history by outcome": (
+        console_sql.LIST_HISTORY,
+        RUNS | {"names": NAMES, "outcome": "buried", "scan": 200},
+        5 * (200 + PARTITIONS),
+    ),
     "history of an entity": (
         console_sql.LIST_HISTORY_OF_ENTITY,
         RUNS | {"entity_id": "order-7", "name": None},
@@ -177,7 +182,7 @@ CONSOLE: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "dead letters of a kind": (
         console_sql.LIST_DEAD_LETTERS_OF_NAME,
         DEAD | {"name": "name-1", "error_kind": "Kind1", "scan": 500},
-        500,
+        2 * 500,
     ),
     "dead letters of one entity": (
         console_sql.LIST_DEAD_LETTERS_OF_ENTITY,
