@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
+.PHONY: help run test test-browser screenshots bench-console test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
   bench-memory bench-report bench-birthdays chaos simulate decade
 
 help: ## show this list
@@ -36,6 +36,22 @@ fmt: $(STAMP) ## format and fix what can be fixed
 test-pooler: $(STAMP) ## start-up checks against a real PgBouncer (installed from Debian's packages if absent)
 	@command -v pgbouncer >/dev/null || (apt-get update -qq && apt-get install -y -qq pgbouncer)
 	@$(BIN)/python -m pytest -m pooler tests/engine/runtime
+
+BROWSER := $(VENV)/browser
+$(BROWSER)/.installed: tests/console/browser/requirements.lock $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --upgrade \
+	  --target $(BROWSER) -r tests/console/browser/requirements.lock
+	@touch $@
+
+test-browser: $(STAMP) $(BROWSER)/.installed ## the console in a real Chromium (installed from Debian's packages if absent)
+	@command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
+	@PYTHONPATH=$(BROWSER) $(BIN)/python -m pytest -m browser tests/console/browser
+
+screenshots: $(STAMP) $(BROWSER)/.installed ## take the pictures in docs/console anew
+	@PYTHONPATH=$(BROWSER) DULY_SCREENSHOTS=1 $(BIN)/python -m pytest -m browser -k pictures tests/console/browser
+
+bench-console: $(STAMP) ## page times of the console at a million runs and a hundred thousand dead letters (p50, p95)
+	@$(BIN)/python -m benchmarks.console
 
 test-versions: $(STAMP) ## the engine's core tests on every PostgreSQL from 15 to 18 that can be had here
 	@$(BIN)/python -m tests.versions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -62,6 +63,25 @@ class Migrations:
     table: str
 
 
+@dataclass(frozen=True)
+class Section:
+    """Pages of an application in the console: where they hang, what the navigation says, and their routes.
+
+    The router is a ``duly.console.Pages``: its routes are closed to strangers, and what it POSTs is for administrators.
+    """
+
+    name: str
+    title: str
+    router: APIRouter
+    group: str = "Applications"
+    templates: Path | None = None
+
+    def __post_init__(self) -> None:
+        """The name is part of an address."""
+        if not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", self.name) or not self.title.strip():
+            raise Invalid(f"{self.name!r} cannot name a section of the console: lower-case letters, digits and dashes")
+
+
 @dataclass
 class Duly:
     """What an application registers. Handlers know their name and what to do, and nothing of schedules."""
@@ -70,6 +90,7 @@ class Duly:
     seeds: list[Seed] = field(default_factory=list)
     routers: list[APIRouter] = field(default_factory=list)
     development_routers: list[APIRouter] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)
     migrations: list[Migrations] = field(default_factory=list)
     samples: Callable[[Tx], Awaitable[None]] | None = None
     """Writes sample data, if there is none; ``duly up`` calls it on an embedded server."""
@@ -177,6 +198,12 @@ class Duly:
         """Serve these routes in ``duly api`` and ``duly up``; a sandbox's own in development only."""
         (self.development_routers if development_only else self.routers).append(router)
 
+    def include_console(self, section: Section) -> None:
+        """Show these pages in the console, with an entry in its navigation."""
+        if any(known.name == section.name for known in self.sections):
+            raise Invalid(f"the console has a section {section.name!r} already")
+        self.sections.append(section)
+
     def include_migrations(self, directory: Path, *, name: str) -> None:
         """Run these Alembic scripts after the engine's, in ``duly up``, ``duly migrate`` and test databases."""
         if not (directory / "env.py").is_file() or not name.isidentifier() or len(name) > 40:
@@ -229,6 +256,10 @@ def register_maintenance(app: Duly) -> None:
     @app.job("duly.forget-idempotency-keys")
     async def forget_idempotency_keys(tx: Tx) -> Done:
         return Done(await maintenance.forget_idempotency_keys(tx))
+
+    @app.job("duly.forget-console-sessions")
+    async def forget_console_sessions(tx: Tx) -> Done:
+        return Done(await maintenance.forget_console_sessions(tx))
 
     @app.job("duly.forget-dead-letters")
     async def forget_dead_letters(tx: Tx) -> Done:

@@ -51,6 +51,10 @@ class Settings(BaseSettings):
     client_secret: SecretStr = SecretStr("")
     api_url: str = ""
 
+    console_url: str = ""  # where browsers see this server, when a proxy is in between
+    console_client_id: str = Field(default="duly-console", min_length=1)
+    console_client_secret: SecretStr = SecretStr("")  # empty: a public client, which PKCE is for
+
     relay_batch: int = Field(default=100, ge=1, le=10_000)
     publish_attempts: int = Field(default=5, ge=1, le=100)
 

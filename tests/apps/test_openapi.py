@@ -102,6 +102,8 @@ def _existing(url: str, headers: dict[str, str]) -> dict[str, str]:
         "request_id": make(f"/v1/products/{product}/service-requests", {"description": "d"}),
         "transfer_id": make(f"/v1/products/{product}/transfers", {"toUserId": "bob"}),
         "user_id": make("/user", NEW_USER),
+        "id": "1",
+        "name": "duly.forget-audit",
     }
 
 
@@ -121,6 +123,8 @@ def test_every_answer_is_as_documented(served: Served, label: str, mode: Generat
     # Nor can a schema say how many digits a price may have in the currency that another member names.
     excluded += [positive_data_acceptance] if label in KNOWS_THE_DIGITS_OF_CURRENCIES else []
     excluded += [positive_data_acceptance] if label in KNOWS_MORE_THAN_A_SCHEMA else []
+    # Nor what a cron expression is, or that a text has no NUL in it.
+    excluded += [positive_data_acceptance] if "/v1/console/" in label else []
     for path_parameters in [None, fixed] if fixed and operation.body else [None]:
         strategy = operation.as_strategy(generation_mode=mode, path_parameters=path_parameters)
 

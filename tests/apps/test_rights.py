@@ -13,6 +13,7 @@ from fastapi.routing import iter_route_contexts
 from joserfc import jwt
 
 from duly.auth.http import Require
+from duly.operate.actions import ACTIONS
 from tests.apps.conftest import Api
 
 ANYBODY = frozenset(
@@ -20,9 +21,10 @@ ANYBODY = frozenset(
         "/", "/front.css", "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/docs/oauth2-redirect",
         "/redoc",
         "/dev-issuer/.well-known/openid-configuration", "/dev-issuer/jwks", "/dev-issuer/token",
+        "/dev-issuer/authorize", "/dev-issuer/sign-in.css",
     }
 )  # fmt: skip
-IN_DEVELOPMENT_ONLY = ("/console", "/sandbox")  # not served in production; the first until it has a sign-in
+ELSEWHERE = ("/console", "/sandbox")  # for people with sessions (tests/console); not served in production
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,34 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ("DELETE", "/user/{user_id}"): Right("users"),
     ("GET", "/user/{user_id}/birthdays"): Right("users"),
 }
+SCHEDULE = {"name": "duly.forget-audit"}
+ACTION_BODIES: dict[str, dict[str, Any]] = {
+    "dead.retry-all": {}, "dead.discard-all": {}, "events.requeue-all": {}, "events.discard-all": {},
+    "events.requeue": {"id": str(uuid4())}, "events.discard": {"id": str(uuid4())},
+    "schedules.add": {"name": "new.one", "cron": "0 9 * * *"}, "schedules.edit": {**SCHEDULE, "cron": "0 9 * * *"},
+    "schedules.enable": SCHEDULE, "schedules.disable": SCHEDULE, "schedules.trigger": SCHEDULE,
+    "schedules.remove": SCHEDULE,
+}  # fmt: skip
+RIGHTS |= {
+    ("POST", f"/v1/console/actions/{name}"): Right(
+        "console", ("ADMINISTRATOR",), ("OPERATOR",), ACTION_BODIES.get(name, {"id": 12345})
+    )
+    for name in ACTIONS
+}
+RIGHTS |= {
+    ("GET", f"/v1/console/{path}"): Right("console", ("ADMINISTRATOR", "OPERATOR"), expected=frozenset({200, 404, 422}))
+    for path in (
+        "status", "jobs", "jobs/{id}", "executions", "dead-letters", "dead-letters/groups", "events", "alerts", "audit",
+        "schedules", "schedules/preview", "schedules/{name}", "why", "entity",
+    )
+}  # fmt: skip
 
 
 def routes_of(api: Api) -> Iterator[tuple[str, str, Any]]:
     """Method, path and route of everything that is served."""
     for context in iter_route_contexts(api.fastapi.routes):
         path = str(getattr(context, "path", ""))
-        if path in ANYBODY or path.startswith(IN_DEVELOPMENT_ONLY):
+        if path in ANYBODY or path.startswith(ELSEWHERE):
             continue
         for method in sorted(set(getattr(context, "methods", None) or ["?"]) - {"HEAD", "OPTIONS"}):
             yield method, path, context

@@ -1,4 +1,4 @@
-"""The development issuer: a small OpenID provider with discovery, JWKS and client credentials.
+"""The development issuer: a small OpenID provider with discovery, JWKS, client credentials and a sign-in page.
 
 Its clients are public knowledge, which is why it refuses to start outside development:
 
@@ -33,11 +33,13 @@ from urllib.parse import parse_qs, unquote_plus
 
 import structlog
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet, KeySetSerialization, RSAKey
 
+from duly.auth.issuer_codes import HERE, PEOPLE, SIGN_IN_CLIENT, Codes, read_asked, send_back, show_people
+from duly.auth.issuer_forms import NO_STORE, TokenError, one, read_form
 from duly.clock import unix_milliseconds
 from duly.errors import Invalid, Refused
 from duly.ids import uuid7
@@ -52,8 +54,6 @@ KEYS_KEPT = 3  # after a rotation the older keys are still published, so that th
 AUDIENCE = "duly"
 TTL_SECONDS = 3600
 LONGEST_TTL_SECONDS = 30 * 86400
-BODY_LIMIT_BYTES = 16_384
-NO_STORE = {"Cache-Control": "no-store", "Pragma": "no-cache"}
 EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::", "localhost"})  # noqa: S104 - compared with, not bound to
 _URL = re.compile(rf"http://[\w.:\[\]-]{{1,255}}:([0-9]{{1,5}}){MOUNT}")
 TOKEN_FORM = {
@@ -64,12 +64,15 @@ TOKEN_FORM = {
                 "type": "object",
                 "required": ["grant_type"],
                 "properties": {
-                    "grant_type": {"type": "string", "enum": ["client_credentials"]},
+                    "grant_type": {"type": "string", "enum": ["client_credentials", "authorization_code"]},
                     "client_id": {"type": "string", "description": "With client_secret, unless HTTP Basic has both."},
                     "client_secret": {"type": "string"},
                     "scope": {"type": "string", "description": "Scopes, separated by spaces."},
                     "role": {"type": "array", "items": {"type": "string"}, "description": "A field of our own."},
                     "audience": {"type": "string"},
+                    "code": {"type": "string", "description": "With authorization_code."},
+                    "code_verifier": {"type": "string"},
+                    "redirect_uri": {"type": "string"},
                 },
             }
         }
@@ -151,6 +154,16 @@ class Issuer:
             "scope": " ".join(_words(scopes, "scope")),
             "realm_access": {"roles": _words(roles, "role")},
         }
+        return self._encode(claims)
+
+    def sign_identity(self, sub: str, *, name: str, client_id: str, nonce: str) -> str:
+        """An ID token: who signed in, for the client alone."""
+        now = unix_milliseconds() // 1000
+        times = {"iat": now, "auth_time": now, "exp": now + TTL_SECONDS}
+        about = {"iss": self.url, "sub": sub, "aud": client_id, "azp": client_id, "typ": "ID", "nonce": nonce}
+        return self._encode({**about, **times, "name": name, "preferred_username": sub})
+
+    def _encode(self, claims: dict[str, Any]) -> str:
         key = self.keys().keys[0]
         return jwt.encode({"alg": "RS256", "kid": key.kid}, claims, key, algorithms=["RS256"])
 
@@ -204,20 +217,12 @@ def create_issuer_router(issuer: Issuer, *, clients: Mapping[str, Client] = CLIE
     """The endpoints of an OpenID provider, to be mounted in the api's process; its address is announced."""
     issuer.announce()
     router = APIRouter(prefix=MOUNT, tags=["development issuer"])
+    codes = Codes()
 
     @router.get("/.well-known/openid-configuration")
     async def discovery() -> dict[str, Any]:
         """Where everything is (OpenID Connect Discovery)."""
-        return {
-            "issuer": issuer.url,
-            "token_endpoint": f"{issuer.url}/token",
-            "jwks_uri": f"{issuer.url}/jwks",
-            "grant_types_supported": ["client_credentials"],
-            "response_types_supported": [],
-            "subject_types_supported": ["public"],
-            "id_token_signing_alg_values_supported": ["RS256"],
-            "token_endpoint_auth_methods_supported": ["client_secret_basic", "client_secret_post"],
-        }
+        return _configuration(issuer.url)
 
     @router.get("/jwks")
     async def jwks() -> dict[str, Any]:
@@ -226,40 +231,96 @@ def create_issuer_router(issuer: Issuer, *, clients: Mapping[str, Client] = CLIE
 
     @router.post("/token", responses=TOKEN_ANSWERS, openapi_extra={"requestBody": TOKEN_FORM})
     async def token(request: Request) -> JSONResponse:
-        """A token for a client of the development set (RFC 6749, section 4.4)."""
+        """A token for a client of the development set (RFC 6749, section 4.4), or for a person's code (4.1)."""
         try:
-            form = await _read_form(request)
+            form = await read_form(request)
+            if one(form, "grant_type") == "authorization_code":
+                return JSONResponse(_redeem(issuer, codes, form), headers=NO_STORE)
             client_id, client = _authenticate(request, form, clients)
             return JSONResponse(_grant(issuer, client_id, client, form), headers=NO_STORE)
         except TokenError as error:
             return error.response()
 
+    router.include_router(_create_sign_in_router(issuer, codes))
     return router
 
 
-class TokenError(Exception):
-    """An answer of RFC 6749, section 5.2."""
+def _create_sign_in_router(issuer: Issuer, codes: Codes) -> APIRouter:
+    """The pages that a person sees."""
+    router = APIRouter(include_in_schema=False)
 
-    def __init__(self, code: str, description: str, *, status: int = 400) -> None:
-        super().__init__(description)
-        self.code, self.description, self.status = code, description, status
+    @router.get("/authorize")
+    async def ask(request: Request) -> Response:
+        try:
+            return show_people(read_asked(request, parse_qs(request.url.query, keep_blank_values=True)))
+        except TokenError as error:
+            return _refuse(error)
 
-    def response(self) -> JSONResponse:
-        """The error as the protocol wants it."""
-        challenge = {"WWW-Authenticate": 'Basic realm="development issuer"'} if self.status == 401 else {}
-        body = {"error": self.code, "error_description": self.description}
-        return JSONResponse(body, status_code=self.status, headers={**NO_STORE, **challenge})
+    @router.post("/authorize")
+    async def answer(request: Request) -> Response:
+        try:
+            form = await read_form(request)
+            return send_back(codes, read_asked(request, form), one(form, "person"), issuer.url)
+        except TokenError as error:
+            return _refuse(error)
+
+    @router.get("/sign-in.css")
+    async def stylesheet() -> Response:
+        return Response((HERE / "static" / "sign-in.css").read_bytes(), media_type="text/css")
+
+    return router
+
+
+def _configuration(url: str) -> dict[str, Any]:
+    return {
+        "issuer": url,
+        "authorization_endpoint": f"{url}/authorize",
+        "token_endpoint": f"{url}/token",
+        "jwks_uri": f"{url}/jwks",
+        "grant_types_supported": ["authorization_code", "client_credentials"],
+        "response_types_supported": ["code"],
+        "code_challenge_methods_supported": ["S256"],
+        "authorization_response_iss_parameter_supported": True,
+        "subject_types_supported": ["public"],
+        "id_token_signing_alg_values_supported": ["RS256"],
+        "token_endpoint_auth_methods_supported": ["client_secret_basic", "client_secret_post", "none"],
+    }
+
+
+def _refuse(error: TokenError) -> Response:
+    headers = {**NO_STORE, "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'"}
+    return HTMLResponse(error.description, status_code=error.status, headers=headers)
+
+
+def _redeem(issuer: Issuer, codes: Codes, form: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Tokens for a code; the console is a public client, what it proves is that it began this sign-in (PKCE)."""
+    if one(form, "client_id") != SIGN_IN_CLIENT:
+        raise TokenError("invalid_client", "no such client", status=401)
+    code = codes.redeem(form, SIGN_IN_CLIENT)
+    person = PEOPLE[code.person]
+    scopes = [scope for scope in code.scopes if scope != "openid"]
+    try:
+        signed = issuer.sign(code.person, scopes=scopes, roles=person.roles, client_id=SIGN_IN_CLIENT)
+    except Invalid as error:
+        raise TokenError("invalid_scope", str(error)) from error
+    return {
+        "access_token": signed,
+        "id_token": issuer.sign_identity(code.person, name=person.name, client_id=SIGN_IN_CLIENT, nonce=code.nonce),
+        "token_type": "Bearer",
+        "expires_in": TTL_SECONDS,
+        "scope": " ".join(scopes),
+    }
 
 
 def _grant(issuer: Issuer, client_id: str, client: Client, form: Mapping[str, list[str]]) -> dict[str, Any]:
-    if _one(form, "grant_type") != "client_credentials":
-        raise TokenError("unsupported_grant_type", "only client_credentials is supported")
-    wanted = _one(form, "scope").split()
+    if one(form, "grant_type") != "client_credentials":
+        raise TokenError("unsupported_grant_type", "client_credentials and authorization_code are supported")
+    wanted = one(form, "scope").split()
     if client.scopes is not None and not client.scopes.issuperset(wanted):
         raise TokenError("invalid_scope", f"{client_id} may ask for: {' '.join(sorted(client.scopes))}")
     scopes = wanted or sorted(client.scopes or ())
     roles = form.get("role", []) if client.roles is None else sorted(client.roles)
-    audience = _one(form, "audience") or None
+    audience = one(form, "audience") or None
     try:
         signed = issuer.sign(
             f"service-account-{client_id}", scopes=scopes, roles=roles, audience=audience, client_id=client_id
@@ -279,7 +340,7 @@ def _authenticate(request: Request, form: Mapping[str, list[str]], clients: Mapp
     if header:
         client_id, secret = _basic(header)
     else:
-        client_id, secret = _one(form, "client_id"), _one(form, "client_secret")
+        client_id, secret = one(form, "client_id"), one(form, "client_secret")
     client = clients.get(client_id)
     right = client.secret if client else ""
     if not hmac.compare_digest(secret.encode(), right.encode()) or client is None:
@@ -296,28 +357,6 @@ def _basic(header: str) -> tuple[str, str]:
     if scheme.lower() != "basic" or not colon:
         raise TokenError("invalid_client", "the Authorization header is not HTTP Basic", status=401)
     return unquote_plus(client_id), unquote_plus(secret)
-
-
-async def _read_form(request: Request) -> dict[str, list[str]]:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
-        raise TokenError("invalid_request", "send application/x-www-form-urlencoded")
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > BODY_LIMIT_BYTES:
-            raise TokenError("invalid_request", "the body is too large", status=413)
-    try:
-        return parse_qs(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=50)
-    except ValueError as error:  # also what is not UTF-8
-        raise TokenError("invalid_request", "the body is not a form") from error
-
-
-def _one(form: Mapping[str, list[str]], name: str) -> str:
-    values = form.get(name, [""])
-    if len(values) > 1:
-        raise TokenError("invalid_request", f"{name} is given more than once")
-    return values[0]
 
 
 def _words(values: Iterable[str], kind: str) -> list[str]:

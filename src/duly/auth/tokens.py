@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -66,6 +67,29 @@ class Verifier:
             roles=_roles(claims, self._role_clients),
             client_id=_client_id(claims),
         )
+
+    async def verify_identity(self, token: str, *, client_id: str, nonce: str) -> tuple[str, str]:
+        """Whom an ID token is about, and what to call them; it must be for this client, and for this sign-in."""
+        signed, header, payload, signature = _split(token)
+        key = await self._jwks.key(_check_header(header))
+        if not _is_signed(signed, signature, key):
+            raise invalid_token("the ID token's signature is wrong")
+        claims = _parse(payload, "the ID token's payload is not a JSON object")
+        if claims.get("iss") != self.issuer:
+            raise invalid_token("the ID token is of another issuer")
+        audience = claims.get("aud")
+        if audience not in (client_id, [client_id]) and not (
+            isinstance(audience, list) and client_id in audience and claims.get("azp") == client_id
+        ):
+            raise invalid_token("the ID token is for another client")
+        if _time(claims, "exp", required=True) <= self._now() - self._leeway_seconds:
+            raise invalid_token("the ID token has expired")
+        said = claims.get("nonce")
+        if not isinstance(said, str) or not hmac.compare_digest(said.encode("utf-8", "replace"), nonce.encode()):
+            raise invalid_token("the ID token was made for another sign-in")
+        subject = _subject(claims)
+        names = (claims.get("name"), claims.get("preferred_username"))
+        return subject, next((str(name) for name in names if _is_name(name)), subject)
 
     async def close(self) -> None:
         """Close the key cache."""

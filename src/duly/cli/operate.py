@@ -1,8 +1,8 @@
-"""An operator's commands: each is a thin shell over a function of ``duly.operate``."""
+"""An operator's commands: questions are functions of ``duly.operate``, and what changes something is an action."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Annotated
 from uuid import UUID
 
@@ -11,7 +11,6 @@ import typer
 from duly import operate
 from duly.cli import schedules
 from duly.cli.shell import (
-    BULK_BATCH,
     Actor,
     AsJson,
     Everything,
@@ -19,15 +18,15 @@ from duly.cli.shell import (
     Reason,
     Yes,
     act,
-    act_in_bulk,
+    do,
+    do_all,
+    do_each,
     echo_json,
     echo_rows,
     echo_table,
     printable,
     seconds,
 )
-from duly.db import Tx
-from duly.operate import Count
 from duly.operate.words import plural, span
 
 Name = Annotated[str | None, typer.Option(help="Only this job name.")]
@@ -36,7 +35,7 @@ Topic = Annotated[str | None, typer.Option(help="Only this topic.")]
 ErrorKind = Annotated[str | None, typer.Option(help="Only this kind of error.")]
 JobId = Annotated[int, typer.Argument(help="The job's id.")]
 JobIds = Annotated[list[int] | None, typer.Argument(help="Ids of dead letters.")]
-Work = Callable[[Tx], Awaitable[int]]
+EventId = Annotated[UUID | None, typer.Argument(help="The event's id.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -133,14 +132,12 @@ def jobs_list(
 
 def jobs_cancel(id: JobId, actor: Actor, reason: Reason = None) -> None:
     """Delete a job, whether it waits or runs."""
-    act(lambda tx: operate.cancel_job(tx, id, actor=actor, reason=reason))
-    typer.echo(f"cancelled job {id}")
+    do("jobs.cancel", actor=actor, reason=reason, id=id)
 
 
 def jobs_run_now(id: JobId, actor: Actor, reason: Reason = None) -> None:
     """Make a waiting job due now."""
-    act(lambda tx: operate.run_job_now(tx, id, actor=actor, reason=reason))
-    typer.echo(f"job {id} is due now")
+    do("jobs.run-now", actor=actor, reason=reason, id=id)
 
 
 # ------------------------------------------------------------------------------------------------------ dead letters
@@ -175,18 +172,11 @@ def dead_retry(
 ) -> None:
     """Put dead letters back into the queue, due now."""
     _check_choice(bool(ids), everything, "ids")
-
-    async def some(tx: Tx) -> int:
-        for id in ids or ():
-            await operate.retry_dead_letter(tx, id, actor=actor, reason=reason)
-        return len(ids or ())
-
-    def batch(limit: int) -> Work:
-        return lambda tx: operate.retry_dead_letters(
-            tx, name=name, error_kind=error_kind, limit=limit, actor=actor, reason=reason
-        )
-
-    number = act(some) if ids else _all_dead("Retry", batch, name, error_kind, yes)
+    if ids:
+        number = do_each("dead.retry", ids, actor=actor, reason=reason)
+    else:
+        filters = {"name": name, "error_kind": error_kind}
+        number = do_all("dead.retry-all", filters, "Retry {count} dead letters?", yes=yes, actor=actor, reason=reason)
     typer.echo(f"retried {plural(number, 'dead letter')}")
 
 
@@ -201,26 +191,12 @@ def dead_discard(
 ) -> None:
     """Throw dead letters away; the audit keeps them."""
     _check_choice(bool(ids), everything, "ids")
-
-    async def some(tx: Tx) -> int:
-        for id in ids or ():
-            await operate.discard_dead_letter(tx, id, actor=actor, reason=reason)
-        return len(ids or ())
-
-    def batch(limit: int) -> Work:
-        return lambda tx: operate.discard_dead_letters(
-            tx, name=name, error_kind=error_kind, limit=limit, actor=actor, reason=reason
-        )
-
-    number = act(some) if ids else _all_dead("Discard", batch, name, error_kind, yes)
+    if ids:
+        number = do_each("dead.discard", ids, actor=actor, reason=reason)
+    else:
+        filters, asked = {"name": name, "error_kind": error_kind}, "Discard {count} dead letters?"
+        number = do_all("dead.discard-all", filters, asked, yes=yes, actor=actor, reason=reason)
     typer.echo(f"discarded {plural(number, 'dead letter')}")
-
-
-def _all_dead(verb: str, batch: Callable[[int], Work], name: str | None, error_kind: str | None, yes: bool) -> int:
-    async def count(tx: Tx) -> Count:
-        return await operate.count_dead_letters(tx, name=name, error_kind=error_kind)
-
-    return act_in_bulk(count, batch, question=f"{verb} {{count}} dead letters?", yes=yes)
 
 
 def _check_choice(some: bool, everything: bool, what: str) -> None:
@@ -246,7 +222,7 @@ def events_list(
 
 def events_requeue(
     actor: Actor,
-    id: Annotated[UUID | None, typer.Argument(help="The event's id.")] = None,
+    id: EventId = None,
     everything: Everything = False,
     topic: Topic = None,
     yes: Yes = False,
@@ -255,27 +231,29 @@ def events_requeue(
     """Give FAILED events all their attempts again."""
     _check_choice(id is not None, everything, "id")
     if id is not None:
-        act(lambda tx: operate.requeue_event(tx, id, actor=actor, reason=reason))
-        typer.echo(f"requeued event {id}")
+        do("events.requeue", actor=actor, reason=reason, id=id)
         return
-
-    async def count(tx: Tx) -> Count:
-        found = await operate.list_events(tx, status="FAILED", topic=topic, limit=BULK_BATCH)
-        return Count(len(found), len(found) == BULK_BATCH)
-
-    def batch(limit: int) -> Work:
-        return lambda tx: operate.requeue_events(tx, topic=topic, limit=limit, actor=actor, reason=reason)
-
-    number = act_in_bulk(count, batch, question="Requeue {count} FAILED events?", yes=yes)
+    asked = "Requeue {count} FAILED events?"
+    number = do_all("events.requeue-all", {"topic": topic}, asked, yes=yes, actor=actor, reason=reason)
     typer.echo(f"requeued {plural(number, 'event')}")
 
 
 def events_discard(
-    id: Annotated[UUID, typer.Argument(help="The event's id.")], actor: Actor, reason: Reason = None
+    actor: Actor,
+    id: EventId = None,
+    everything: Everything = False,
+    topic: Topic = None,
+    yes: Yes = False,
+    reason: Reason = None,
 ) -> None:
-    """Give up a FAILED event; its aggregate goes on, and the audit keeps it."""
-    act(lambda tx: operate.discard_event(tx, id, actor=actor, reason=reason))
-    typer.echo(f"discarded event {id}")
+    """Give up FAILED events; their aggregates go on, and the audit keeps them."""
+    _check_choice(id is not None, everything, "id")
+    if id is not None:
+        do("events.discard", actor=actor, reason=reason, id=id)
+        return
+    asked = "Discard {count} FAILED events?"
+    number = do_all("events.discard-all", {"topic": topic}, asked, yes=yes, actor=actor, reason=reason)
+    typer.echo(f"discarded {plural(number, 'event')}")
 
 
 # ------------------------------------------------------------------------------------------------------------ alerts
@@ -296,5 +274,4 @@ def alerts_resolve(
     id: Annotated[int, typer.Argument(help="The alert's id.")], actor: Actor, reason: Reason = None
 ) -> None:
     """Close an alert."""
-    act(lambda tx: operate.resolve_alert(tx, id, actor=actor, reason=reason))
-    typer.echo(f"resolved alert {id}")
+    do("alerts.resolve", actor=actor, reason=reason, id=id)

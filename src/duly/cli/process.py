@@ -16,6 +16,7 @@ import structlog
 import typer
 
 from duly.auth.issuer import MOUNT, Issuer, create_issuer_router
+from duly.auth.issuer_codes import PEOPLE
 from duly.auth.setup import create_verifier
 from duly.console.app import mount_console
 from duly.db import Database
@@ -43,6 +44,7 @@ BACKLOG = 2048
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 READY_POLL_SECONDS = 0.1
 WEBHOOK_SESSIONS = 10  # a delivery holds one for milliseconds, before and after it is sent
+CONSOLE_PEOPLE = [(id, PEOPLE[id]) for id in ("ada", "otto", "nora")]
 COLLECTOR_THRESHOLDS = (20_000, 20, 20)
 
 
@@ -151,7 +153,7 @@ async def run_forever(
             duties = [duty for kind in kinds for duty in create_duties(kind, db, app, wakeup)]
             server, announcing = None, None
             if listener is not None and serves_routes:
-                api = build_api(db, duties, settings, app, port=listener.getsockname()[1])
+                api = build_api(db, duties, settings, app, port=listener.getsockname()[1], stop=stop)
                 server = create_server(api, settings)
                 announcing = asyncio.create_task(_announce(api, server, listener, stop))
             elif listener is not None:
@@ -191,16 +193,25 @@ def create_duties(kind: str, db: Database, app: Duly, wakeup: Wakeup | None = No
     ]  # fmt: skip
 
 
-def build_api(db: Database, duties: Sequence[Duty], settings: Settings, app: Duly, *, port: int) -> FastAPI:
-    """The application's API; in development the console and the issuer are served beside it."""
+def build_api(
+    db: Database,
+    duties: Sequence[Duty],
+    settings: Settings,
+    app: Duly,
+    *,
+    port: int,
+    stop: asyncio.Event | None = None,
+) -> FastAPI:
+    """The application's API, and the console; in development the issuer is served beside them."""
     issuer = Issuer.open(settings, port=port) if settings.env == "development" else None
-    needs_tokens = bool(app.routers or issuer or settings.oidc_issuer)
-    verifier = create_verifier(settings, issuer_url=issuer.url if issuer else None) if needs_tokens else None
+    needs_identity = bool(app.routers or settings.oidc_issuer or issuer)
+    verifier = create_verifier(settings, issuer_url=issuer.url if issuer else None) if needs_identity else None
     api = create_api(db, duties, settings, app, verifier=verifier)
+    if verifier is not None:
+        mount_console(api, db, settings, app, verifier, stop=stop)
     if issuer is not None:
         if settings.host not in LOOPBACK:
             log.warning("development_is_reachable", host=settings.host)
-        mount_console(api, db, settings)
         api.include_router(create_issuer_router(issuer))
         api.state.links["issuer"] = f"{MOUNT}/.well-known/openid-configuration"
     return api
@@ -218,5 +229,8 @@ async def _announce(api: FastAPI, server: Server, listener: socket.socket, stop:
     base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     width = max(map(len, api.state.links))
     lines = [f"  {name:<{width}}  {base}{path}" for name, path in api.state.links.items()]
+    people = ", ".join(f"{id} ({' '.join(person.roles).lower() or 'no role'})" for id, person in CONSOLE_PEOPLE)
+    if "issuer" in api.state.links:
+        lines.append(f"In the console, sign in as {people}; nobody has a password here.")
     typer.echo("\n".join([f"duly is up at {base}/", *lines, "Ctrl-C stops it."]))
     sys.stdout.flush()

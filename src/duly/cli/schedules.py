@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from duly import operate
-from duly.cli.shell import Actor, AsJson, Reason, act, echo_json, echo_rows, echo_table
+from duly.cli.shell import Actor, AsJson, Reason, act, do, echo_json, echo_rows, echo_table
 from duly.db import Tx, load_json
 from duly.errors import Invalid
 from duly.schedules import edit as schedules
@@ -81,15 +81,11 @@ def add(
     reason: Reason = None,
 ) -> None:
     """Add a schedule."""
-    given = _payload(payload)
-
-    async def work(tx: Tx) -> schedules.ScheduleRow:
-        return await schedules.add_schedule(
-            tx, name=name, cron=cron, timezone=timezone, max_retries=max_retries, misfire=misfire,
-            dst_gap=dst_gap, dst_overlap=dst_overlap, payload=given, enabled=not disabled, actor=actor, reason=reason,
-        )  # fmt: skip
-
-    _echo("added", act(work))
+    do(
+        "schedules.add", actor=actor, reason=reason, name=name, cron=cron, timezone=timezone, max_retries=max_retries,
+        misfire=misfire.value, dst_gap=dst_gap.value, dst_overlap=dst_overlap.value, payload=_payload(payload),
+        enabled=not disabled,
+    )  # fmt: skip
 
 
 def edit(
@@ -106,38 +102,32 @@ def edit(
     reason: Reason = None,
 ) -> None:
     """Change a schedule; in force from the next tick."""
-    given = None if payload is None else _payload(payload)
-
-    async def work(tx: Tx) -> schedules.ScheduleRow:
-        return await schedules.edit_schedule(
-            tx, name, cron=cron, timezone=timezone, max_retries=max_retries, misfire=misfire,
-            dst_gap=dst_gap, dst_overlap=dst_overlap, payload=given, expected_version=expected_version,
-            actor=actor, reason=reason,
-        )  # fmt: skip
-
-    _echo("changed", act(work))
+    chosen = {"misfire": misfire, "dst_gap": dst_gap, "dst_overlap": dst_overlap}
+    do(
+        "schedules.edit", actor=actor, reason=reason, name=name, cron=cron, timezone=timezone, max_retries=max_retries,
+        payload=None if payload is None else _payload(payload), expected_version=expected_version,
+        **{field: value.value for field, value in chosen.items() if value is not None},
+    )  # fmt: skip
 
 
 def enable(name: Name, actor: Actor, reason: Reason = None) -> None:
     """Let a schedule run again, from now on."""
-    _echo("enabled", act(lambda tx: schedules.enable_schedule(tx, name, actor=actor, reason=reason)))
+    do("schedules.enable", actor=actor, reason=reason, name=name)
 
 
 def disable(name: Name, actor: Actor, reason: Reason = None) -> None:
     """Stop a schedule from firing."""
-    _echo("disabled", act(lambda tx: schedules.disable_schedule(tx, name, actor=actor, reason=reason)))
+    do("schedules.disable", actor=actor, reason=reason, name=name)
 
 
 def trigger(name: Name, actor: Actor, reason: Reason = None) -> None:
     """Queue one run now."""
-    id = act(lambda tx: schedules.trigger_schedule(tx, name, actor=actor, reason=reason))
-    typer.echo(f"queued {name} as job {id}")
+    do("schedules.trigger", actor=actor, reason=reason, name=name)
 
 
 def remove(name: Name, actor: Actor, reason: Reason = None) -> None:
     """Delete a schedule; the audit keeps it."""
-    act(lambda tx: schedules.remove_schedule(tx, name, actor=actor, reason=reason))
-    typer.echo(f"removed {name}")
+    do("schedules.remove", actor=actor, reason=reason, name=name)
 
 
 def preview(
@@ -173,8 +163,3 @@ def _payload(given: str) -> Mapping[str, Any]:
     if not isinstance(parsed, dict):
         raise Invalid("--payload must be a JSON object")
     return parsed
-
-
-def _echo(verb: str, row: schedules.ScheduleRow) -> None:
-    following = f"next run {row.next_run_at.isoformat()}" if row.next_run_at else "no next run"
-    typer.echo(f"{verb} {row.name}: {row.cron} in {row.timezone}, {following}, version {row.version}")

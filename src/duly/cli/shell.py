@@ -7,7 +7,7 @@ import getpass
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
@@ -20,6 +20,8 @@ from duly.cli.home import database_address
 from duly.cli.process import begin, open_database, run_async
 from duly.db import Database, Tx
 from duly.operate import Count
+from duly.operate.actions import find_action, perform, read_arguments
+from duly.operate.arguments import row_id
 from duly.operate.words import span
 from duly.runtime.migrate import check_schema
 
@@ -88,6 +90,39 @@ def act_in_bulk(
         return done
 
     return on_database(work)
+
+
+def do(action: str, *, actor: str, reason: str | None, **arguments: Any) -> None:
+    """Do one action and say what was done."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    typer.echo(act(lambda tx: perform(tx, action, given, actor=actor, reason=reason)).message)
+
+
+def do_each(action: str, ids: Sequence[int], *, actor: str, reason: str | None) -> int:
+    """Do an action to each of some, in one transaction: all of them, or none."""
+
+    async def work(tx: Tx) -> int:
+        for id in ids:
+            await perform(tx, action, {"id": row_id("dead letter", id)}, actor=actor, reason=reason)
+        return len(ids)
+
+    return act(work)
+
+
+def do_all(action: str, filters: Mapping[str, Any], question: str, *, yes: bool, actor: str, reason: str | None) -> int:
+    """Do a bulk action in batches, after the question; how many it touched."""
+    bulk = find_action(action)
+    arguments = read_arguments(bulk, {name: value for name, value in filters.items() if value is not None})
+    assert bulk.count is not None
+    count = bulk.count
+
+    def batch(limit: int) -> Callable[[Tx], Awaitable[int]]:
+        async def work(tx: Tx) -> int:
+            return (await bulk.run(tx, arguments.model_copy(update={"limit": limit}), actor, reason)).number
+
+        return work
+
+    return act_in_bulk(lambda tx: count(tx, arguments), batch, question=question, yes=yes)
 
 
 def echo_rows(rows: Sequence[Any], columns: Sequence[str], as_json: bool, *, empty: str) -> None:

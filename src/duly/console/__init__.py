@@ -1,1 +1,10 @@
-"""The operator's pages: server-rendered, readable without JavaScript."""
+"""The operators' console: server-rendered, readable without JavaScript, closed to strangers.
+
+An application adds pages of its own with ``app.include_console(Section("orders", "Orders", pages))``; ``pages`` is a
+``Pages()`` router whose functions return ``show(request, "orders.html", ...)``.
+"""
+
+from duly.app import Section
+from duly.console.routes import Pages, read, show
+
+__all__ = ["Pages", "Section", "read", "show"]

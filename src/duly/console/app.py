@@ -1,118 +1,257 @@
-"""Mounts the operator's page; until sign-in exists it is served in development only."""
+"""Puts the console on an api: its pages, its API, its sign-in and its live numbers."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import structlog
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, Response
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, StrictUndefined
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from duly.console.queries import capped, read_overview
-from duly.db import Database, is_disconnect, sqlstate
+from duly.app import Duly, Section
+from duly.auth.tokens import Verifier
+from duly.console.live import Live
+from duly.console.rollup import Rollup
+from duly.console.routes import MOUNT
+from duly.console.sessions import Session, find_session
+from duly.console.sign_in import SignIn
+from duly.console.words import FILTERS
+from duly.db import Database, Statement, Tx, fetch, is_disconnect, sqlstate
+from duly.operate.actions import ACTIONS
 from duly.settings import Settings
 
 log = structlog.get_logger("duly.console")
-MOUNT = "/console"
 QUERY_CANCELED = "57014"
+READ_SECONDS = 10.0
+NOTICE_SECONDS = 30
+NOTICE_LIMIT = 2_000
 HERE = Path(__file__).parent
-STATIC = {"console.css": "text/css"}
+THEMES = ("auto", "light", "dark")
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; "
-        "form-action 'self'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "font-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
     ),
     "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+# One statement: what follows cannot write, nor take longer than three seconds each.
+BEGIN_READING = Statement("""
+SELECT set_config('transaction_read_only', 'on', true), set_config('statement_timeout', '3s', true),
+       duly.now() AS now, abs(extract(epoch FROM duly.now() - statement_timestamp())) > 1 AS moved
+""")
 
 
-def mount_console(api: FastAPI, db: Database, settings: Settings) -> bool:
-    """Add the console to an api; False, and nothing added, outside development."""
-    if settings.env != "development":
-        return False
-    api.include_router(create_console_router(db))
+@dataclass(frozen=True)
+class Look:
+    """A read-only transaction, and what time it is for the engine."""
+
+    tx: Tx
+    now: datetime
+    clock_moved: bool
+
+    async def rows(self, statement: Statement, **values: Any) -> list[Any]:
+        """Rows of one statement."""
+        return list(await fetch(self.tx, statement, **values))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the navigation; ``key`` opens it after ``g``."""
+
+    title: str
+    path: str
+    key: str = ""
+
+
+ENTRIES = (
+    Entry("Overview", "", "o"),
+    Entry("Jobs", "/jobs", "j"),
+    Entry("Schedules", "/schedules", "s"),
+    Entry("History", "/history", "h"),
+    Entry("Dead letters", "/dead-letters", "d"),
+    Entry("Outbox", "/outbox", "e"),
+    Entry("Alerts", "/alerts", "l"),
+    Entry("Audit", "/audit", "a"),
+    Entry("Processes", "/processes", "p"),
+)
+
+
+class Console:
+    """What the pages share: the database, the templates, who is signed in, and what is live."""
+
+    def __init__(
+        self,
+        db: Database,
+        settings: Settings,
+        sign_in: SignIn,
+        sections: Sequence[Section] = (),
+        stop: asyncio.Event | None = None,
+    ) -> None:
+        self.db, self.settings, self.sign_in, self.sections = db, settings, sign_in, list(sections)
+        self.rollup = Rollup(self.reading)
+        self.live = Live(self, stop or asyncio.Event())
+        self.assets = _fingerprints()
+        self.templates = self._environment()
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[Look]:
+        """A read-only transaction: three seconds a statement, ten in all."""
+        async with asyncio.timeout(READ_SECONDS), self.db.transaction() as tx:
+            _, _, now, moved = (await fetch(tx, BEGIN_READING))[0]
+            yield Look(tx, now, moved)
+
+    async def find_session(self, request: Request) -> Session | None:
+        """Who this browser is signed in as."""
+        return await find_session(self.db, request.cookies.get(self.cookie_name(request), ""))
+
+    def is_secure(self, request: Request) -> bool:
+        """Whether cookies are for TLS only: always in production."""
+        url = self.settings.console_url
+        return self.settings.env == "production" or url.startswith("https:") or request.url.scheme == "https"
+
+    def cookie_name(self, request: Request, kind: str = "") -> str:
+        """``__Host-`` makes browsers refuse a cookie that another host or a plain connection has set."""
+        return ("__Host-duly" if self.is_secure(request) else "duly") + kind
+
+    def set_cookie(self, request: Request, response: Response, value: str, *, kind: str = "", seconds: int) -> None:
+        """A cookie that no script reads and no other site's form brings along."""
+        response.set_cookie(
+            self.cookie_name(request, kind), value, max_age=seconds, path="/", httponly=True, samesite="lax",
+            secure=self.is_secure(request),
+        )  # fmt: skip
+
+    def redirect_uri(self, request: Request) -> str:
+        """Where the provider sends people back to."""
+        base = self.settings.console_url.rstrip("/") or str(request.base_url).rstrip("/")
+        return f"{base}{MOUNT}/sign-in/callback"
+
+    def note(self, request: Request, response: Response, sentence: str, *, tone: str = "good") -> None:
+        """Say something on the next page."""
+        said = json.dumps({"sentence": sentence[:NOTICE_LIMIT], "tone": tone}).encode()
+        value = base64.urlsafe_b64encode(said).decode()
+        self.set_cookie(request, response, value, kind="-notice", seconds=NOTICE_SECONDS)
+
+    def render(self, request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
+        """A page in the layout, with everything that every page has."""
+        session: Session | None = getattr(request.state, "session", None)
+        theme = request.cookies.get("duly-theme", "auto")
+        notice = _read_notice(request.cookies.get(self.cookie_name(request, "-notice"), ""))
+        values.setdefault("now", None)
+        body = self.templates.get_template(template).render(
+            session=session, theme=theme if theme in THEMES else "auto", notice=notice, path=request.scope["path"],
+            query=request.scope["query_string"].decode("latin-1"), **values,
+        )  # fmt: skip
+        response = HTMLResponse(body, status_code=status, headers=HEADERS)
+        if notice:
+            response.delete_cookie(self.cookie_name(request, "-notice"), path="/", secure=self.is_secure(request))
+        return response
+
+    def fragment(self, template: str, **values: Any) -> str:
+        """A part of a page, for a live one."""
+        return self.templates.get_template(template).render(**values)
+
+    @staticmethod
+    def is_unavailable(error: BaseException) -> bool:
+        """Whether the database is away, its pool used up, or an answer took too long."""
+        return is_disconnect(error) or isinstance(error, PoolTimeout) or sqlstate(error) == QUERY_CANCELED
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+        await self.live.close()
+        await self.rollup.close()
+        await self.sign_in.close()
+
+    def _environment(self) -> Environment:
+        folders = [HERE / "templates", *_folders(self.sections)]
+        made = Environment(
+            loader=ChoiceLoader([FileSystemLoader(folder) for folder in folders]),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        made.filters.update(FILTERS)
+        made.filters.update(quoted=lambda text: quote(str(text), safe=""))
+        made.globals.update(
+            mount=MOUNT, entries=ENTRIES, groups=_groups(self.sections), actions=ACTIONS, asset=self._asset, link=link
+        )
+        return made
+
+    def _asset(self, name: str) -> str:
+        return f"{MOUNT}/static/{name}?v={self.assets[name]}"
+
+
+def mount_console(
+    api: FastAPI,
+    db: Database,
+    settings: Settings,
+    app: Duly,
+    verifier: Verifier,
+    *,
+    stop: asyncio.Event | None = None,
+) -> Console:
+    """Add the console and its API to an api; people sign in with the provider whose tokens the verifier accepts.
+
+    Live pages end when ``stop`` is set: they would keep a process from ending for as long as its grace is.
+    """
+    from duly.console.api import create_api_router
+    from duly.console.pages import create_pages
+
+    console = Console(db, settings, SignIn(settings, verifier), app.sections, stop)
+    api.state.console = console
     api.state.links["console"] = MOUNT
-    return True
+    api.state.closing.append(console.close)
+    api.include_router(create_api_router())
+    api.include_router(create_pages(console))
+    return console
 
 
-def create_console_router(db: Database) -> APIRouter:
-    """The pages and their stylesheet."""
-    router = APIRouter(prefix=MOUNT, include_in_schema=False)
-    templates = _environment()
-
-    @router.get("")
-    async def overview() -> HTMLResponse:
-        try:
-            view = await read_overview(db)
-        except Exception as error:
-            if not is_unavailable(error):
-                raise
-            log.warning("console_database_away", error=type(error).__name__)
-            return _page(templates, "away.html", status=503)
-        return _page(templates, "overview.html", view=view)
-
-    @router.get("/static/{name}")
-    async def static(name: str) -> Response:
-        if name not in STATIC:
-            return Response("not found", status_code=404, media_type="text/plain", headers=HEADERS)
-        content = (HERE / "static" / name).read_bytes()
-        headers = {**HEADERS, "Cache-Control": "max-age=300"}
-        return Response(content, media_type=STATIC[name], headers=headers)
-
-    return router
+def link(path: str, **filters: Any) -> str:
+    """An address of the console with these filters; those that are empty are left out."""
+    given = {name: value for name, value in filters.items() if value not in (None, "")}
+    return f"{MOUNT}{path}?{urlencode(given)}" if given else f"{MOUNT}{path}"
 
 
-def is_unavailable(error: BaseException) -> bool:
-    """Whether the database is away, its pool used up, or an answer took too long."""
-    return is_disconnect(error) or isinstance(error, PoolTimeout) or sqlstate(error) == QUERY_CANCELED
+def _groups(sections: Sequence[Section]) -> dict[str, list[Entry]]:
+    groups: dict[str, list[Entry]] = {}
+    for section in sections:
+        groups.setdefault(section.group, []).append(Entry(section.title, f"/{section.name}"))
+    return groups
 
 
-def _page(templates: Environment, name: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-    body = templates.get_template(name).render(mount=MOUNT, **values)
-    return HTMLResponse(body, status_code=status, headers=HEADERS)
+def _folders(sections: Sequence[Section]) -> list[Path]:
+    return [section.templates for section in sections if section.templates is not None]
 
 
-def _environment() -> Environment:
-    made = Environment(
-        loader=FileSystemLoader(HERE / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters.update(capped=capped, duration=duration, when=when, iso=iso)
-    return made
+def _fingerprints() -> dict[str, str]:
+    """What each asset holds, in its address: browsers may keep it for a year."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        for path in sorted((HERE / "static").iterdir())
+        if path.suffix in (".css", ".js", ".svg")
+    }
 
 
-def duration(seconds: float | None) -> str:
-    """A length of time in one or two units, as a person says it."""
-    if seconds is None:
-        return "–"
-    sign, seconds = ("in ", -seconds) if seconds < 0 else ("", seconds)
-    if seconds < 1:
-        return f"{sign}{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{sign}{seconds:.1f} s"
-    minutes, whole = divmod(int(seconds), 60)
-    if minutes < 60:
-        return f"{sign}{minutes} min {whole:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{sign}{hours} h {minutes:02d} min"
-    return f"{sign}{hours // 24:,} d {hours % 24:02d} h"
-
-
-def when(moment: datetime | None) -> str:
-    """An instant in UTC, to the second."""
-    return "–" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def iso(moment: datetime | None) -> str:
-    """An instant for machines."""
-    return "" if moment is None else moment.astimezone(UTC).isoformat()
+def _read_notice(cookie: str) -> dict[str, str] | None:
+    try:
+        found = json.loads(base64.urlsafe_b64decode(cookie)) if 0 < len(cookie) <= 2 * NOTICE_LIMIT else None
+        return {"sentence": str(found["sentence"]), "tone": str(found["tone"])} if found else None
+    except (ValueError, TypeError, KeyError):
+        return None

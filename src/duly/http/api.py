@@ -44,13 +44,15 @@ def create_api(
 ) -> FastAPI:
     """A FastAPI that serves the application; routes find ``db`` and ``settings`` in ``request.app.state``.
 
-    Whoever mounts more adds to ``state.links``, and the front page shows it.
+    Whoever mounts more adds to ``state.links``, and the front page shows it; what must be closed, to ``state.closing``.
     """
     readiness = Readiness(db, duties, app.migrations)
 
     @contextlib.asynccontextmanager
-    async def lifespan(_api: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(served: FastAPI) -> AsyncIterator[None]:
         yield
+        for close in served.state.closing:
+            await close()
         await readiness.close()
         if verifier is not None:
             await verifier.close()
@@ -61,6 +63,7 @@ def create_api(
     api.state.verifier = verifier
     api.state.readiness = readiness
     api.state.links = dict(FIRST_LINKS)
+    api.state.closing = []
     api.include_router(create_health_router(readiness))
     api.include_router(_create_front_router())
     for router in [*app.routers, *(app.development_routers if settings.env == "development" else [])]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from duly.operate.actions import ACTIONS, Action, Arguments, Result, perform, register
 from duly.operate.alerts import Alert, list_alerts, resolve_alert
 from duly.operate.audit import AuditEntry, list_audit
 from duly.operate.counts import Count
@@ -17,7 +18,7 @@ from duly.operate.dead_letters import (
     retry_dead_letter,
     retry_dead_letters,
 )
-from duly.operate.events import EventEntry, discard_event, list_events, requeue_event, requeue_events
+from duly.operate.events import EventEntry, discard_event, discard_events, list_events, requeue_event, requeue_events
 from duly.operate.jobs import (
     Execution,
     QueuedJob,
@@ -31,7 +32,10 @@ from duly.operate.status import Status, list_processes, read_now, status
 from duly.operate.why import why
 
 __all__ = [
+    "ACTIONS",
+    "Action",
     "Alert",
+    "Arguments",
     "AuditEntry",
     "Count",
     "DeadLetter",
@@ -39,12 +43,14 @@ __all__ = [
     "EventEntry",
     "Execution",
     "QueuedJob",
+    "Result",
     "Status",
     "cancel_job",
     "count_dead_letters",
     "discard_dead_letter",
     "discard_dead_letters",
     "discard_event",
+    "discard_events",
     "find_dead_letter",
     "find_job",
     "group_dead_letters",
@@ -55,7 +61,9 @@ __all__ = [
     "list_executions",
     "list_jobs",
     "list_processes",
+    "perform",
     "read_now",
+    "register",
     "requeue_event",
     "requeue_events",
     "resolve_alert",

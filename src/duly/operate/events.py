@@ -63,6 +63,20 @@ async def discard_event(tx: Tx, id: UUID, *, actor: str, reason: str | None = No
     request_poke(tx, "outbox")
 
 
+async def discard_events(
+    tx: Tx, *, topic: str | None = None, limit: int = 1_000, actor: str, reason: str | None = None
+) -> int:
+    """Give up to ``limit`` FAILED events up, oldest first; how many. One audit row for each."""
+    signature = signed(actor=actor, reason=reason)
+    topic = filter_text("the topic", topic)
+    seqs = await _hold_lanes(tx, id=None, topic=topic, limit=bulk_size(limit))
+    aggregates = [row[0] for row in await fetch(tx, sql.FIND_AGGREGATES, seqs=seqs)]
+    done = await fetch(tx, sql.DISCARD_EVENTS, seqs=seqs, action="event.discarded", **signature)
+    await fetch(tx, sql.RELEASE_NEXT_EVENTS, aggregate_ids=aggregates)
+    request_poke(tx, "outbox")
+    return len(done)
+
+
 async def list_events(
     tx: Tx,
     *,

@@ -73,6 +73,18 @@ async def forget_idempotency_keys(tx: Tx, *, batch: int = BATCH, batches: int = 
     return _forgot(plural(gone, "idempotency key"), True)
 
 
+async def forget_console_sessions(tx: Tx, *, batch: int = BATCH, batches: int = BATCHES) -> str:
+    """Forget who was signed in to the console, once the session has ended anyway."""
+    gone = 0
+    for _ in range(batches):
+        found = (await fetch(tx, sql.FORGET_CONSOLE_SESSIONS, batch=batch))[0][0]
+        gone += found
+        if found < batch:
+            return _forgot(plural(gone, "console session"), False)
+    await _go_on(tx, "duly.forget-console-sessions")
+    return _forgot(plural(gone, "console session"), True)
+
+
 async def forget_dead_letters(tx: Tx, *, days: int, batch: int = BULK_LIMIT) -> str:
     """Give up dead letters that nobody cared for; the audit keeps how many of each name."""
     chosen = await fetch(tx, sql.CHOOSE_OLD_DEAD_LETTERS, days=_days(days), batch=bulk_size(batch))

@@ -337,6 +337,15 @@ WHERE parked AND seq = (SELECT o.seq FROM duly.outbox o
                           AND (o.parked OR o.attempts > 0 OR o.retry_at IS NOT NULL)
                         ORDER BY o.seq LIMIT 1)
 """)
+RELEASE_NEXT_EVENTS = Statement("""
+UPDATE duly.outbox SET parked = false
+WHERE parked AND seq IN (
+    SELECT first.seq FROM unnest(CAST(:aggregate_ids AS text[])) AS a(id)
+    CROSS JOIN LATERAL (SELECT o.seq FROM duly.outbox o
+                        WHERE o.aggregate_id = a.id AND (o.parked OR o.attempts > 0 OR o.retry_at IS NOT NULL)
+                        ORDER BY o.seq LIMIT 1) AS first)
+""")
+FIND_AGGREGATES = Statement("SELECT DISTINCT aggregate_id FROM duly.outbox WHERE seq = ANY(CAST(:seqs AS bigint[]))")
 FIND_AGGREGATE = Statement("SELECT aggregate_id FROM duly.outbox WHERE seq = CAST(:seq AS bigint)")
 
 # ---------------------------------------------------------------------------------------------------- alerts, audit

@@ -86,4 +86,12 @@ DELETE FROM duly.processes WHERE id = ANY(ARRAY(
     LIMIT CAST(:batch AS int)))
 RETURNING id
 """)
+FORGET_CONSOLE_SESSIONS = Statement("""
+WITH gone AS (
+    DELETE FROM duly.console_sessions WHERE id_hash = ANY(ARRAY(
+        SELECT id_hash FROM duly.console_sessions WHERE expires_at < clock_timestamp()
+        ORDER BY expires_at LIMIT CAST(:batch AS int)))
+    RETURNING 1)
+SELECT count(*)::int FROM gone
+""")
 SCHEDULE_AGAIN = Statement("SELECT duly.schedule(CAST(:name AS text))")

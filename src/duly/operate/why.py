@@ -56,7 +56,7 @@ async def _execution(look: Look, asked: str) -> list[str]:
     id = parse_uuid(asked)
     if id is None or id.version != 7:
         return []
-    since, until = _around(look, id)
+    since, until = around(look, id)
     rows = await look.fetch(sql.FIND_EXECUTION, execution_id=id, since=since, until=until)
     if not rows:
         return []
@@ -95,7 +95,7 @@ def _number(asked: str) -> int | None:
     return number if 0 < number <= LARGEST_ID else None
 
 
-def _around(look: Look, id: UUID) -> tuple[datetime | None, datetime | None]:
+def around(look: Look, id: UUID) -> tuple[datetime | None, datetime | None]:
     """Between which times the run with this id can have ended; a sandbox's clock says nothing about that."""
     if abs((look.now - look.physical_now).total_seconds()) > SANDBOX_SECONDS:
         return None, None

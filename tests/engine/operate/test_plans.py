@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import text
 
+from duly.console import sql as console_sql
 from duly.db import Database, Statement, Tx, fetch
 from duly.operate import sql, sql_maintenance, sql_why
 from duly.operate.counts import CAP, NAMES_LIMIT
@@ -143,6 +145,71 @@ PAGES: dict[str, tuple[Statement, dict[str, Any]]] = {
         {"aggregate_id": "order-7", "id": "019c0000-0000-7000-8000-000000000001", "limit": 100},
     ),
 }
+
+
+PARTITIONS = 32  # the newest of a name is looked for in each of them
+QUEUE = {"names": NAMES, "since": None, "until": None, "after_at": None, "after_id": None, "status": None, "limit": 51}
+RUNS = {"since": None, "until": None, "before_at": None, "before_id": None, "outcome": None, "limit": 51, "scan": 51}
+DEAD = {"before_at": None, "before_id": None, "error_kind": None, "limit": 51, "scan": 51}
+CONSOLE: dict[str, tuple[Statement, dict[str, Any], int]] = {
+    "the queue by due time": (console_sql.LIST_QUEUE, QUEUE | {"scan": 51}, 5 * 4 * 51),
+    "running jobs": (console_sql.LIST_QUEUE, QUEUE | {"scan": 100, "status": "Running"}, 5 * 4 * 100),
+    "a later page of the queue": (
+        console_sql.LIST_QUEUE,
+        QUEUE | {"scan": 51, "names": NAMES[:1], "after_at": "2030-01-01T00:00:00+00:00", "after_id": 1},
+        4 * 51,
+    ),
+    "one job's payload": (console_sql.FIND_PAYLOAD, {"id": 7}, 2),
+    "last runs": (console_sql.LIST_LAST_RUNS, {"names": [*NAMES, "never-ran"]}, 6 * PARTITIONS),
+    "names that ran": (console_sql.FIND_RUN_NAMES, {"names_limit": 200}, 200),
+    "history": (console_sql.LIST_HISTORY, RUNS | {"names": NAMES}, 5 * (51 + PARTITIONS)),
+    "history by outcome": (
+        console_sql.LIST_HISTORY,
+        RUNS | {"names": NAMES, "outcome": "buried", "scan": 200},
+        5 * (200 + PARTITIONS),
+    ),
+    "history of an entity": (
+        console_sql.LIST_HISTORY_OF_ENTITY,
+        RUNS | {"entity_id": "order-7", "name": None},
+        51,
+    ),
+    "one run": (
+        console_sql.FIND_RUN,
+        {"job_id": 7, "execution_id": "019c0000-0000-7000-8000-000000000001"},
+        10,
+    ),
+    "dead letters one by one": (console_sql.LIST_DEAD_LETTERS, DEAD, 51),
+    "dead letters of a kind": (
+        console_sql.LIST_DEAD_LETTERS_OF_NAME,
+        DEAD | {"name": "name-1", "error_kind": "Kind1", "scan": 500},
+        2 * 500,
+    ),
+    "dead letters of one entity": (
+        console_sql.LIST_DEAD_LETTERS_OF_ENTITY,
+        DEAD | {"entity_id": "order-7", "name": None},
+        51,
+    ),
+    "pending events": (console_sql.LIST_PENDING, {"before": None, "limit": 51}, 1_000),
+    "failed ones": (console_sql.LIST_FAILED, {"before": None, "limit": 51}, 200),
+    "published ones": (console_sql.LIST_PUBLISHED, {"before": None, "limit": 51}, 51 + 31),
+}
+
+
+@pytest.mark.parametrize("page", CONSOLE)
+async def test_a_page_of_the_console_reads_little_more_than_it_shows(tx: Tx, page: str) -> None:
+    """E7.1: at a million runs, events and hundreds of thousands of dead letters."""
+    statement, values, most = CONSOLE[page]
+    assert await rows_read(tx, statement, values) <= most
+
+
+async def test_ten_minutes_of_the_charts_read_those_minutes_and_the_names(tx: Tx) -> None:
+    """A run every 2.5 seconds: 240 of them, of a million."""
+    found = await tx.execute(text("SELECT date_trunc('minute', duly.now())"))
+    until = found.scalar_one()
+    since = until - timedelta(minutes=10)
+    day = since.replace(hour=0, minute=0)
+    values = {"day": day, "since": since, "until": until, "names_limit": 1_000}
+    assert await rows_read(tx, console_sql.COUNT_MINUTES, values) <= 240 + 5 + 3 * 10
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,0 +1,78 @@
+"""The forms: every action of the registry can be asked about (GET) and done (POST)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Request
+from fastapi.responses import RedirectResponse, Response
+
+from duly.console.routes import Pages, Query, read, show, signed_in
+from duly.console.sign_in import local_path
+from duly.errors import Forbidden
+from duly.operate.actions import Action, Arguments, Result, find_action, read_arguments
+from duly.operate.arguments import BULK_LIMIT
+from duly.operate.counts import Count
+
+if TYPE_CHECKING:
+    from duly.console.app import Console
+    from duly.db import Tx
+
+OURS = frozenset({"reason", "return_to", "confirmed"})  # fields of the form that are not the action's
+
+
+def register(pages: Pages) -> None:
+    """Add these routes."""
+    pages.get("/actions/{name}")(ask)
+    pages.post("/actions/{name}")(act)
+
+
+async def ask(request: Request, name: str) -> Response:
+    """What would be done, to how many, and why: the page before something that cannot be undone."""
+    if not signed_in(request).may_act:
+        raise Forbidden("you may look, but not change anything: this needs the role ADMINISTRATOR")
+    action = find_action(name)
+    query = Query(request)
+    given = {field: value for field in action.arguments.model_fields if (value := query.text(field, longest=20_000))}
+    return await _confirm(request, action, given, query.text("return_to", longest=1_000) or "")
+
+
+async def act(request: Request, name: str) -> Response:
+    """Do it and audit it in one commit, as the person who is signed in."""
+    console: Console = request.app.state.console
+    action, form = find_action(name), request.state.form
+    given = {field: value for field, value in form.items() if field not in OURS and value.strip()}
+    arguments = read_arguments(action, given)
+    if action.is_destructive and form.get("confirmed") != "yes":
+        return await _confirm(request, action, given, form.get("return_to", ""))
+    actor, reason = signed_in(request).actor, form.get("reason", "").strip() or None
+
+    async def work(tx: Tx) -> Result:
+        return await action.run(tx, arguments, actor, reason)
+
+    result = await console.db.run(work)
+    response = RedirectResponse(local_path(form.get("return_to", "")), status_code=303)
+    response.headers["Cache-Control"] = "no-store"
+    console.note(request, response, result.message[:1].upper() + result.message[1:] + ".")
+    return response
+
+
+async def _confirm(request: Request, action: Action, given: Mapping[str, Any], return_to: str) -> Response:
+    arguments = read_arguments(action, given)
+    count = await _count(request, action, arguments)
+    shown = {name: value for name, value in given.items() if name != "limit"}
+    hidden = dict(given)
+    if count is not None:
+        hidden["limit"] = str(max(1, min(count.number, BULK_LIMIT)))  # no more than were counted
+    return show(
+        request, "confirm.html", action=action, given=shown, hidden=hidden, count=count, limit=BULK_LIMIT,
+        return_to=local_path(return_to),
+    )  # fmt: skip
+
+
+async def _count(request: Request, action: Action, arguments: Arguments) -> Count | None:
+    if action.count is None:
+        return None
+    async with read(request) as look:
+        return await action.count(look.tx, arguments)

@@ -1,0 +1,34 @@
+"""The first page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from duly.console.overview import read_pulse
+from duly.console.rollup import series
+from duly.console.routes import Pages, read, show
+from duly.operate.audit import list_audit
+
+if TYPE_CHECKING:
+    from duly.console.app import Console
+
+PATIENCE_SECONDS = 0.1  # for the charts; what is not counted by then comes live
+
+
+def register(pages: Pages) -> None:
+    """Add this route."""
+    pages.get("")(overview)
+
+
+async def overview(request: Request) -> Response:
+    """What needs attention, the charts, the queue by name, and what people did last."""
+    console: Console = request.app.state.console
+    await console.rollup.refresh(patience_seconds=PATIENCE_SECONDS)
+    async with read(request) as look:
+        pulse = await read_pulse(look)
+        audit = await list_audit(look.tx, limit=5)
+    points = console.rollup.points(look.now)
+    return show(request, "overview.html", pulse=pulse, now=look.now, points=points, series=series(points), audit=audit)

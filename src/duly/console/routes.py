@@ -1,0 +1,248 @@
+"""The gate in front of every page: who is signed in, what they may do, and errors as pages."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qs, quote, urlsplit
+
+import structlog
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import RedirectResponse, Response
+from fastapi.routing import APIRoute
+
+from duly.console.sessions import Session
+from duly.errors import DulyError, Forbidden, Invalid, Malformed, NotFound, TooLarge, Unauthenticated
+from duly.operate.arguments import LARGEST_ID, TEXT_LIMIT
+
+if TYPE_CHECKING:
+    from duly.console.app import Console, Look
+
+log = structlog.get_logger("duly.console")
+MOUNT = "/console"
+FORM_LIMIT_BYTES = 131_072
+FIELDS_LIMIT = 50
+UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+SITES = frozenset({"same-origin", "none"})  # what Sec-Fetch-Site may say; "none" is a person's own doing
+TITLES = {
+    400: "That cannot be read", 401: "Sign in again", 403: "Not for you", 404: "Not here", 409: "Not possible now",
+    413: "Too large", 422: "That cannot be done", 503: "Not available",
+}  # fmt: skip
+F = TypeVar("F", bound=Callable[..., Any])
+Handle = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class SignInNeeded(Exception):
+    """Nobody is signed in."""
+
+
+class BadQuery(Invalid):
+    """A filter in the address cannot be used."""
+
+    status = 400
+
+
+def public(endpoint: F) -> F:
+    """Leave a route open to strangers: signing in, and what the page looks like."""
+    endpoint.__dict__["is_public"] = True
+    return endpoint
+
+
+def for_anyone(endpoint: F) -> F:
+    """Let whoever is signed in POST here: signing out, or choosing colours, changes nothing of the engine."""
+    endpoint.__dict__["is_for_anyone"] = True
+    return endpoint
+
+
+class PageRoute(APIRoute):
+    """A page. Closed unless its function is ``public``; what it POSTs needs an administrator and a CSRF token."""
+
+    def get_route_handler(self) -> Handle:
+        """The gate goes around everything."""
+        handle = super().get_route_handler()
+        is_public = getattr(self.endpoint, "is_public", False)
+        is_for_anyone = getattr(self.endpoint, "is_for_anyone", False)
+
+        async def answer(request: Request) -> Response:
+            console: Console = request.app.state.console
+            try:
+                if not is_public:
+                    await admit(console, request, is_for_anyone=is_for_anyone)
+                return await handle(request)
+            except SignInNeeded:
+                return _ask_to_sign_in(request)
+            except RequestValidationError:
+                return show_error(request, NotFound("there is no page at this address"))
+            except DulyError as error:
+                return show_error(request, error)
+            except Exception as error:
+                if not console.is_unavailable(error):
+                    raise
+                log.warning("console_database_away", error=type(error).__name__)
+                return show(request, "away.html", status=503)
+
+        return answer
+
+
+class Pages(APIRouter):
+    """Pages of the console; none of them is in the OpenAPI document."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("route_class", PageRoute)
+        options.setdefault("include_in_schema", False)
+        super().__init__(**options)
+
+
+async def admit(console: Console, request: Request, *, is_for_anyone: bool) -> None:
+    """Let in whoever is signed in; what changes something also needs the right, and proof that our page sent it."""
+    session = await console.find_session(request)
+    if session is None:
+        raise SignInNeeded
+    request.state.session = session
+    if request.method not in UNSAFE:
+        return
+    check_origin(console, request)
+    form = await read_form(request)
+    given = form.pop("csrf", "") or request.headers.get("x-csrf-token", "")
+    if not hmac.compare_digest(given.encode(), session.csrf.encode()):
+        log.warning("console_csrf_refused", path=request.scope["path"])
+        raise Forbidden("this form is not from a page of yours, or from before you signed in: load the page again")
+    if not is_for_anyone and not session.may_act:
+        raise Forbidden("you may look, but not change anything: this needs the role ADMINISTRATOR")
+    request.state.form = form
+
+
+def check_origin(console: Console, request: Request) -> None:
+    """Refuse what another site made the browser send.
+
+    Our pages send no referrer, so the origin of their forms is ``null``: then only ``Sec-Fetch-Site`` can tell.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    hosts = {request.headers.get("host", ""), urlsplit(console.settings.console_url).netloc} - {""}
+    is_ours = origin is None or (origin == "null" and site in SITES) or urlsplit(origin).netloc in hosts
+    if not is_ours or (site is not None and site not in SITES):
+        log.warning("console_origin_refused", path=request.scope["path"])
+        raise Forbidden("this request comes from another site")
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form, each given once; the last of a doubled one would hide the first, so it is refused."""
+    kind = request.headers.get("content-type", "application/x-www-form-urlencoded").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise Malformed("send a form")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > FORM_LIMIT_BYTES:
+            raise TooLarge("the form is too large")
+    try:
+        fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=FIELDS_LIMIT)
+    except ValueError:
+        raise Malformed("the form cannot be read") from None
+    if any(len(values) > 1 for values in fields.values()):
+        raise Malformed("a field of the form is given more than once")
+    return {name: values[0] for name, values in fields.items()}
+
+
+def show(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
+    """A page in the console's layout."""
+    console: Console = request.app.state.console
+    return console.render(request, template, status=status, **values)
+
+
+def read(request: Request) -> AbstractAsyncContextManager[Look]:
+    """A read-only transaction of bounded length, for what a page shows."""
+    console: Console = request.app.state.console
+    return console.reading()
+
+
+def signed_in(request: Request) -> Session:
+    """Who asked for this page."""
+    session: Session = request.state.session
+    return session
+
+
+def show_error(request: Request, error: DulyError) -> Response:
+    """What went wrong, in the layout; a mistake in a filter is the address's fault."""
+    status = 400 if type(error) is Invalid and request.method == "GET" else error.status
+    if status == 500:
+        raise error
+    response = show(request, "message.html", status=status, title=TITLES.get(status, "Refused"), sentence=str(error))
+    for name, value in error.headers.items():
+        if name == "Retry-After":
+            response.headers[name] = value
+    return response
+
+
+def _ask_to_sign_in(request: Request) -> Response:
+    """A page is asked for again after signing in; what a form said is lost, and that is said."""
+    if request.method in UNSAFE or request.headers.get("hx-request"):
+        return show_error(request, Unauthenticated("your session has ended: sign in, and do it again"))
+    wanted = quote(request.scope["path"] + _query(request), safe="")
+    return RedirectResponse(
+        f"{MOUNT}/sign-in?return_to={wanted}", status_code=302, headers={"Cache-Control": "no-store"}
+    )
+
+
+def _query(request: Request) -> str:
+    query = request.scope["query_string"].decode("latin-1")
+    return f"?{query}" if query else ""
+
+
+class Query:
+    """The filters in an address; whatever is wrong with them is a sentence, and never an error of ours."""
+
+    def __init__(self, request: Request) -> None:
+        try:
+            given = parse_qs(_query(request)[1:], keep_blank_values=False, max_num_fields=FIELDS_LIMIT, errors="strict")
+        except ValueError:
+            raise BadQuery("the address has more filters than are understood") from None
+        self._given: Mapping[str, list[str]] = given
+
+    def text(self, name: str, *, longest: int = TEXT_LIMIT) -> str | None:
+        """A text, if one is given."""
+        value = self._given.get(name, [""])[-1].strip()
+        if len(value) > longest or "\x00" in value:
+            raise BadQuery(f"{name} is text of at most {longest} characters")
+        return value or None
+
+    def choice(self, name: str, allowed: tuple[str, ...]) -> str | None:
+        """One of some words, if one is given."""
+        value = self.text(name)
+        if value is not None and value not in allowed:
+            raise BadQuery(f"{name} is one of {', '.join(allowed)}")
+        return value
+
+    def number(self, name: str) -> int | None:
+        """A whole number, if one is given."""
+        value = self.text(name)
+        if value is None:
+            return None
+        if not (value.isascii() and value.isdigit()) or int(value[:25]) > LARGEST_ID:
+            raise BadQuery(f"{name} is a whole number")
+        return int(value)
+
+    def moment(self, name: str) -> datetime | None:
+        """An instant, if one is given; without a zone it is UTC."""
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            raise BadQuery(f"{name} is a time such as 2026-03-01T09:00") from None
+        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+    def after(self, name: str = "after") -> tuple[str, str] | None:
+        """Where the page before ended: a time and an id, as the link said it."""
+        value = self.text(name)
+        if value is None:
+            return None
+        first, _, second = value.rpartition("_")
+        if not first or not second:
+            raise BadQuery(f"{name} is what the link to the next page says")
+        return first, second

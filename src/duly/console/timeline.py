@@ -1,0 +1,115 @@
+"""Everything that happened to one entity, in one order; whoever keeps facts about entities adds a source."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from duly.db import Tx
+from duly.operate.dead_letters import list_dead_letters
+from duly.operate.events import list_events
+from duly.operate.jobs import list_executions, list_jobs
+from duly.operate.words import short
+
+EACH = 100  # of each source, the newest
+EPOCH = datetime.fromtimestamp(0, UTC)
+UNIX_LIMIT = 253_402_300_799_000
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One thing that happened; ``href`` is an address under the console."""
+
+    at: datetime
+    kind: str
+    title: str
+    detail: str = ""
+    href: str = ""
+    tone: str = ""
+    correlation_id: UUID | None = None
+
+
+Source = Callable[[Tx, str], Awaitable[list[Moment]]]
+SOURCES: dict[str, Source] = {}
+TONES = {"done": "good", "duplicate": "good", "retried": "warn", "lost": "warn", "buried": "bad"}
+
+
+def add_source(name: str, source: Source) -> None:
+    """Let facts of another kind show up in the timelines."""
+    SOURCES[name] = source
+
+
+async def read_timeline(tx: Tx, entity_id: str) -> list[Moment]:
+    """The newest of every source, oldest first, each chain begun by the request or tick that it came from."""
+    found: list[Moment] = []
+    for source in SOURCES.values():
+        found += await source(tx, entity_id)
+    return sorted(found + _origins(found), key=lambda moment: (moment.at, moment.kind != "origin"))
+
+
+def _origins(found: list[Moment]) -> list[Moment]:
+    """A correlation id of ours begins with the time at which its request began."""
+    first: dict[UUID, Moment] = {}
+    for moment in sorted(found, key=lambda one: one.at):
+        if moment.correlation_id is not None:
+            first.setdefault(moment.correlation_id, moment)
+    return [
+        Moment(min(_time_of(id) or moment.at, moment.at), "origin", "Request or tick", f"correlation id {id}",
+               correlation_id=id)
+        for id, moment in first.items()
+    ]  # fmt: skip
+
+
+def _time_of(id: UUID) -> datetime | None:
+    if id.version != 7:
+        return None
+    return EPOCH + timedelta(milliseconds=min(int(id.hex[:12], 16), UNIX_LIMIT))
+
+
+async def _jobs(tx: Tx, entity_id: str) -> list[Moment]:
+    return [
+        Moment(
+            job.created_at, "job", f"Job {job.id} {job.name}",
+            f"{job.status}, {'runs' if job.status == 'Running' else 'waits'} ({job.waits})", f"/jobs/{job.id}",
+            "warn" if job.status == "Failed" else "", job.correlation_id,
+        )
+        for job in await list_jobs(tx, entity_id=entity_id, limit=EACH)
+    ]  # fmt: skip
+
+
+async def _dead(tx: Tx, entity_id: str) -> list[Moment]:
+    return [
+        Moment(
+            dead.buried_at, "dead letter", f"Job {dead.id} {dead.name}", f"{dead.error_kind}: {short(dead.error)}",
+            f"/jobs/{dead.id}", "bad", dead.correlation_id,
+        )
+        for dead in await list_dead_letters(tx, entity_id=entity_id, limit=EACH)
+    ]  # fmt: skip
+
+
+async def _runs(tx: Tx, entity_id: str) -> list[Moment]:
+    return [
+        Moment(
+            run.completed_at, "run", f"{run.name} {run.outcome}", short(run.message),
+            f"/jobs/{run.job_id}/runs/{run.execution_id}", TONES.get(run.outcome, ""), run.correlation_id,
+        )
+        for run in await list_executions(tx, entity_id=entity_id, limit=EACH)
+    ]  # fmt: skip
+
+
+async def _events(tx: Tx, entity_id: str) -> list[Moment]:
+    found = []
+    for event in await list_events(tx, aggregate_id=entity_id, limit=EACH):
+        tone = "bad" if event.status == "FAILED" else ""
+        detail = f"{event.topic}, {event.status}"
+        first = Moment(event.created_at, "event", f"Event {event.type}", detail, f"/events/{event.id}", tone)
+        found.append(first)
+        if event.published_at is not None:
+            found.append(replace(first, at=event.published_at, kind="published", title=f"Published {event.type}"))
+    return found
+
+
+for _name, _source in (("jobs", _jobs), ("dead letters", _dead), ("runs", _runs), ("events", _events)):
+    add_source(_name, _source)

@@ -1,0 +1,1 @@
+"""The console in a real Chromium; make test-browser runs these."""

@@ -1,0 +1,99 @@
+"""A busy night in a shop: what the browser tests look at, and what the pictures in the documentation show."""
+
+from __future__ import annotations
+
+from tests.support import rows
+
+NAMES = (
+    "ARRAY['orders.expire', 'payments.capture', 'invoices.send', 'consumer:mailer', 'consumer:ledger', 'rates.fetch']"
+)
+KNOWN = NAMES + " || ARRAY(SELECT name FROM duly.schedules)"
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+FILL = (
+    "SELECT setval(pg_get_serial_sequence('duly.jobs', 'id'), 5000)",
+    # an hour of runs, with a bad quarter
+    "INSERT INTO duly.executions (execution_id, job_id, name, entity_id, source, started_at, completed_at, succeeded, "
+    "outcome, message, retry_count, worker, lease_token) "
+    "SELECT duly.uuid7(at), 1000 + n, name, 'order:' || 4000 + n % 400, 'Deferred', at - took, at, "
+    "outcome IN ('done', 'duplicate'), outcome, CASE outcome WHEN 'done' THEN NULL ELSE "
+    "'ConnectTimeout: the bank did not answer within 5 s' END, 0, 'worker-' || 1 + n % 3, 1 FROM ("
+    "  SELECT n, now() - n * interval '0.9 s' AS at, (" + NAMES + ")[1 + n % 6] AS name, "
+    "         (20 + (n * 7919) % 180 + CASE WHEN n BETWEEN 900 AND 1500 THEN 400 ELSE 0 END) * interval '1 ms' AS took,"
+    "         CASE WHEN n BETWEEN 900 AND 1500 AND n % 4 = 1 THEN 'retried' WHEN n % 97 = 0 THEN 'buried' "
+    "              WHEN n % 211 = 0 THEN 'lost' ELSE 'done' END AS outcome FROM generate_series(1, 4000) AS n) AS ran",
+    # what waits and runs
+    "INSERT INTO duly.jobs (name, entity_id, run_at, due_at, created_at, payload) SELECT 'orders.expire', "
+    "'order:' || 4400 + n, now() + n * interval '37 s', now(), now() - interval '3 min', "
+    "jsonb_build_object('order', 4400 + n, 'amount', '129.90 PLN') FROM generate_series(1, 60) AS n",
+    "INSERT INTO duly.jobs (name, entity_id, run_at, due_at, created_at, retry_count, waits, last_error) "
+    "SELECT 'payments.capture', 'order:' || 4300 + n, now() - n * interval '9 s', now() - interval '10 min', "
+    "now() - interval '12 min', 2, 'retry', 'ConnectTimeout: the bank did not answer within 5 s' "
+    "FROM generate_series(1, 14) AS n",
+    "INSERT INTO duly.jobs (name, entity_id, run_at, due_at, created_at, lease_token, leased_by, lease_expires_at, "
+    "claimed_at, progress) SELECT 'invoices.send', 'invoice:' || 88 + n, now(), now(), now(), n, 'worker-2', "
+    "clock_timestamp() + interval '4 min', now(), 'page ' || n || ' of 7' FROM generate_series(1, 3) AS n",
+    # what failed for good
+    "INSERT INTO duly.dead_letters (id, name, entity_id, payload, priority, due_at, created_at, original_delay, "
+    "retry_count, source, reason, error, error_kind, buried_at) SELECT 900000 + n, "
+    "CASE WHEN n <= 9 THEN 'payments.capture' ELSE 'consumer:mailer' END, 'order:' || 4200 + n, "
+    "jsonb_build_object('order', 4200 + n), 3, now(), now() - interval '2 h', '0', 3, 'Deferred', 'retries_used_up', "
+    "CASE WHEN n <= 6 THEN 'the bank did not answer within 5 s' WHEN n <= 9 THEN 'card declined: do not honour' "
+    "ELSE 'mailbox does not exist' END, CASE WHEN n <= 6 THEN 'ConnectTimeout' WHEN n <= 9 THEN 'Declined' ELSE "
+    "'SMTPRecipientsRefused' END, now() - n * interval '4 min' FROM generate_series(1, 12) AS n",
+    # events
+    "INSERT INTO duly.consumers (name, patterns, ordered, registered_at) VALUES ('mailer', ARRAY['order.*'], false, "
+    "now()), ('ledger', ARRAY['payment.captured', 'order.placed'], true, now())",
+    "INSERT INTO duly.outbox (id, type, topic, aggregate_id, payload, headers, created_at, attempts, failed_at, "
+    "last_error) SELECT duly.uuid7(), 'order.shipped', 'shop', 'order:' || 4200 + n, jsonb_build_object('n', n), '{}', "
+    "now() - interval '20 min', 5, now() - interval '6 min', 'broker refused: topic is read only' "
+    "FROM generate_series(1, 2) AS n",
+    "INSERT INTO duly.events (id, seq, type, topic, aggregate_id, payload, headers, created_at, published_at, "
+    "attempts) "
+    "SELECT duly.uuid7(now() - n * interval '20 s'), n, (ARRAY['order.placed', 'payment.captured', 'order.shipped'])"
+    "[1 + n % 3], 'shop', 'order:' || 4200 + n % 40, jsonb_build_object('total', '129.90'), jsonb_build_object("
+    "'correlation_id', duly.uuid7()), now() - n * interval '20 s', now() - n * interval '20 s' + interval '8 ms', 1 "
+    "FROM generate_series(1, 120) AS n",
+    # one order's story
+    "INSERT INTO duly.executions (execution_id, job_id, name, entity_id, source, started_at, completed_at, succeeded, "
+    "outcome, message, retry_count, worker, lease_token, correlation_id) SELECT duly.uuid7(), 900001, "
+    "'payments.capture', 'order:4201', 'Deferred', now() - n * interval '5 min', now() - n * interval '5 min' + "
+    "interval '5 s', false, CASE n WHEN 1 THEN 'buried' ELSE 'retried' END, 'ConnectTimeout: the bank did not answer "
+    "within 5 s', 4 - n, 'worker-1', 1, (SELECT duly.uuid7(now() - interval '21 min')) "
+    "FROM generate_series(1, 4) AS n",
+    # schedules
+    "INSERT INTO duly.schedules (name, cron, timezone, next_run_at, last_run_at) VALUES "
+    "('rates.fetch', '15 12 * * MON-FRI', 'Europe/Warsaw', now() + interval '5 h', now() - interval '19 h'), "
+    "('invoices.monthly', '30 2 1 * *', 'America/New_York', now() + interval '9 d', NULL), "
+    "('reports.nightly', '30 2 * * *', 'Europe/Warsaw', now() + interval '7 h', now() - interval '17 h')",
+    "UPDATE duly.schedules SET next_run_at = now() + interval '6 h' WHERE name LIKE 'duly.%'",
+    "UPDATE duly.schedules SET enabled = false, next_run_at = NULL WHERE name = 'invoices.monthly'",
+    # people and trouble
+    "INSERT INTO duly.audit (at, actor, action, subject, reason, before, after) VALUES "
+    "(now() - interval '50 min', 'Ada Kowalska (ada)', 'schedule.edited', 'schedule:reports.nightly', "
+    '\'the warehouse closes later\', \'{"cron": "0 2 * * *", "version": 1}\', '
+    '\'{"cron": "30 2 * * *", "version": 2}\'), '
+    "(now() - interval '40 min', 'Ada Kowalska (ada)', 'schedule.disabled', 'schedule:invoices.monthly', "
+    "'billing moves to the new ledger', '{\"enabled\": true}', '{\"enabled\": false}')",
+    "INSERT INTO duly.alerts (kind, subject, message, raised_at, last_at, count) VALUES "
+    "('dead_letter', 'payments.capture', 'payments.capture failed for good: ConnectTimeout', now() - interval '1 h', "
+    "now() - interval '4 min', 9), ('occurrences_missed', 'rates.fetch', 'rates.fetch missed 2 runs', "
+    "now() - interval '20 h', now() - interval '20 h', 1)",
+    "INSERT INTO duly.processes (id, kind, names, version, started_at, seen_at) SELECT kind || '-' || n, kind, "
+    "CASE kind WHEN 'worker' THEN " + KNOWN + " ELSE '{}' END, '0.1.0', clock_timestamp() - interval '2 d', "
+    "clock_timestamp() + interval '1 h' FROM unnest(ARRAY['worker', 'worker', 'relay', 'scheduler']) WITH ORDINALITY "
+    "AS p(kind, n)",
+)
+
+
+def fill(dsn: str) -> None:
+    """Write all of it."""
+    for statement in FILL:
+        rows(dsn, statement)
+
+
+def fill_hostile(dsn: str) -> None:
+    """Text that would run, in every place where a stranger's text is kept."""
+    from tests.console.world import fill as fill_everywhere
+
+    fill_everywhere(dsn, HOSTILE)

@@ -1,0 +1,234 @@
+"""E7.1: every action of an operator, once, with three faces: API, command line, form."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from typer.main import get_command
+
+from duly.cli.main import app as commands
+from duly.db import Database, Tx
+from duly.errors import Invalid, NotFound
+from duly.operate.actions import ACTIONS, Action, Arguments, Result, perform, register
+from tests.console.conftest import Site, csrf_of, post, serving
+from tests.console.world import EVENT, fill
+from tests.support import rows, value
+
+# What each action is given, the command that does the same, and what the audit then says.
+CASES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "jobs.cancel": ({"id": "1"}, "jobs cancel", "job.cancelled"),
+    "jobs.run-now": ({"id": "1"}, "jobs run-now", "job.run_now"),
+    "dead.retry": ({"id": "7"}, "dead retry", "dead_letter.retried"),
+    "dead.discard": ({"id": "7"}, "dead discard", "dead_letter.discarded"),
+    "dead.retry-all": ({"name": "shop.charge", "error_kind": "BankAway"}, "dead retry", "dead_letter.retried"),
+    "dead.discard-all": ({"name": "shop.charge"}, "dead discard", "dead_letter.discarded"),
+    "events.requeue": ({"id": EVENT}, "events requeue", "event.requeued"),
+    "events.discard": ({"id": EVENT}, "events discard", "event.discarded"),
+    "events.requeue-all": ({}, "events requeue", "event.requeued"),
+    "events.discard-all": ({"topic": "orders"}, "events discard", "event.discarded"),
+    "alerts.resolve": ({"id": "1"}, "alerts resolve", "alert.resolved"),
+    "schedules.add": ({"name": "new.one", "cron": "0 9 * * *"}, "schedules add", "schedule.added"),
+    "schedules.edit": ({"name": "duly.forget-audit", "cron": "1 1 * * *"}, "schedules edit", "schedule.edited"),
+    "schedules.enable": ({"name": "off.one"}, "schedules enable", "schedule.enabled"),
+    "schedules.disable": ({"name": "duly.forget-audit"}, "schedules disable", "schedule.disabled"),
+    "schedules.trigger": ({"name": "duly.forget-audit"}, "schedules trigger", "schedule.triggered"),
+    "schedules.remove": ({"name": "duly.forget-audit"}, "schedules remove", "schedule.removed"),
+}
+
+
+@pytest.fixture(autouse=True)
+def world(dsn: str) -> None:
+    """Something for each action to act on."""
+    fill(dsn)
+    rows(dsn, "INSERT INTO duly.schedules (name, cron, enabled) VALUES ('off.one', '0 9 * * *', false)")
+
+
+def audited(dsn: str) -> list[tuple[Any, ...]]:
+    """What the audit says beyond what was there."""
+    return rows(dsn, "SELECT action, actor, reason FROM duly.audit WHERE action <> 'order:1' ORDER BY id")
+
+
+def test_every_action_is_tried_here() -> None:
+    assert set(CASES) == set(ACTIONS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_action_has_a_command(name: str) -> None:
+    family, verb = CASES[name][1].split()
+    command: Any = get_command(commands)
+    group = command.commands[family]
+    assert verb in group.commands
+    source = (
+        Path(__file__).parents[2] / "src/duly/cli" / ("schedules.py" if family == "schedules" else "operate.py")
+    ).read_text()
+    assert f'"{name}"' in source, "the command must run the action"
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_every_action_is_a_documented_route_for_administrators(site: Site, dsn: str, name: str) -> None:
+    given, _, audit = CASES[name]
+    path = f"/v1/console/actions/{name}"
+    client = await site.browser()
+    document = (await client.get("/openapi.json")).json()
+    assert document["paths"][path]["post"]["summary"] == ACTIONS[name].about
+    body = {**given, "reason": "because"}
+    for headers, status in (
+        ({}, 401),
+        (site.headers("OPERATOR"), 403),
+        (site.headers("ADMINISTRATOR", scope="x"), 403),
+    ):
+        assert (await client.post(path, json=body, headers=headers)).status_code == status
+    assert audited(dsn) == []
+    key = {**site.headers("ADMINISTRATOR"), "Idempotency-Key": "k1"}
+    done = await client.post(path, json=body, headers=key)
+    assert done.status_code == 200, done.text
+    assert done.json()["action"] == name
+    assert audited(dsn) == [(audit, "tess", "because")]
+    again = await client.post(path, json=body, headers=key)
+    assert (again.text, again.headers["idempotent-replayed"]) == (done.text, "true")
+    assert len(audited(dsn)) == 1
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_every_action_is_a_form_that_is_audited_in_the_same_commit(
+    ada: httpx2.AsyncClient, dsn: str, name: str
+) -> None:
+    given, _, audit = CASES[name]
+    answer = await post(ada, name, **given, reason="because", return_to="/console/alerts")
+    assert answer.status_code == 303, answer.text
+    assert answer.headers["location"] == "/console/alerts"
+    assert audited(dsn) == [(audit, "Ada Kowalska (ada)", "because")]
+    said = await ada.get("/console/alerts")
+    assert 'role="status"' in said.text
+    assert 'role="status"' not in (await ada.get("/console/alerts")).text  # once
+
+
+@pytest.mark.parametrize("name", [name for name, action in ACTIONS.items() if action.is_destructive])
+async def test_what_cannot_be_undone_is_asked_about_first(ada: httpx2.AsyncClient, dsn: str, name: str) -> None:
+    given, _, _ = CASES[name]
+    page = await ada.get(f"/console/actions/{name}", params=given)
+    assert page.status_code == 200, page.text
+    assert ACTIONS[name].about.split(";")[0] in page.text
+    unconfirmed = await ada.post(f"/console/actions/{name}", data={**given, "csrf": await csrf_of(ada)})
+    assert unconfirmed.status_code == 200
+    assert 'name="confirmed" value="yes"' in unconfirmed.text
+    assert audited(dsn) == []
+
+
+async def test_a_bulk_action_says_how_many_and_touches_no_more(ada: httpx2.AsyncClient, dsn: str) -> None:
+    rows(dsn, "INSERT INTO duly.dead_letters SELECT (jsonb_populate_record(d, jsonb_build_object('id', 100 + n))).* "
+              "FROM duly.dead_letters d, generate_series(1, 41) AS n WHERE d.id = 7")  # fmt: skip
+    page = await ada.get("/console/actions/dead.retry-all?name=shop.charge&error_kind=BankAway")
+    assert "This touches <strong>42</strong>" in page.text
+    fields = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', page.text))
+    assert fields["limit"] == "42"
+    rows(dsn, "INSERT INTO duly.dead_letters SELECT (jsonb_populate_record(d, jsonb_build_object('id', 900, "
+              "'buried_at', duly.now() + interval '1 s'))).* FROM duly.dead_letters d WHERE d.id = 7")  # fmt: skip
+    answer = await ada.post("/console/actions/dead.retry-all", data=fields)
+    assert answer.status_code == 303
+    assert rows(dsn, "SELECT id FROM duly.dead_letters") == [(900,)]
+    assert "Retried 42 dead letters." in (await ada.get("/console/dead-letters")).text
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "status"),
+    [
+        ("jobs.cancel", {"id": "0"}, 422), ("jobs.cancel", {"id": "x"}, 422), ("jobs.cancel", {}, 422),
+        ("jobs.cancel", {"id": "1", "more": "x"}, 422), ("jobs.cancel", {"id": "99999999999999999999"}, 422),
+        ("jobs.cancel", {"id": "12345"}, 404), ("jobs.run-now", {"id": "2"}, 409),
+        ("events.requeue", {"id": "x"}, 422), ("schedules.add", {"name": "a b", "cron": "0 9 * * *"}, 422),
+        ("schedules.add", {"name": "a.b", "cron": "nonsense"}, 422),
+        ("schedules.add", {"name": "a.b", "cron": "0 9 * * *", "payload": "[1]"}, 422),
+        ("schedules.add", {"name": "a.b", "cron": "0 9 * * *", "payload": "{"}, 422),
+        ("schedules.add", {"name": "duly.forget-audit", "cron": "0 9 * * *"}, 409),
+        ("schedules.edit", {"name": "duly.forget-audit", "cron": "0 9 * * *", "expected_version": "77"}, 409),
+        ("schedules.edit", {"name": "duly.forget-audit"}, 422), ("dead.retry-all", {"limit": "0"}, 422),
+        ("none.such", {}, 404),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_done_is_a_page_or_a_problem_and_nothing_is_written(
+    site: Site, ada: httpx2.AsyncClient, dsn: str, name: str, given: dict[str, str], status: int
+) -> None:
+    page = await post(ada, name, **given)
+    assert page.status_code == status, page.text
+    assert "<h1>" in page.text
+    if name in ACTIONS:
+        body = {field: value_ for field, value_ in given.items() if field != "payload"} | (
+            {"payload": [1]} if "payload" in given else {}
+        )
+        problem = await ada.post(f"/v1/console/actions/{name}", json=body, headers=site.headers("ADMINISTRATOR"))
+        assert problem.status_code == status, problem.text
+        assert problem.headers["content-type"].startswith("application/problem+json")
+    assert audited(dsn) == []
+
+
+async def test_two_operators_at_once_do_it_once(site: Site, ada: httpx2.AsyncClient, dsn: str) -> None:
+    other = await site.signed_in("ada")
+    token, other_token = await csrf_of(ada), await csrf_of(other)
+    answers = await asyncio.gather(
+        *(browser.post("/console/actions/dead.discard", data={"id": "7", "csrf": csrf, "confirmed": "yes"})
+          for browser, csrf in ((ada, token), (other, other_token)) for _ in range(4))
+    )  # fmt: skip
+    assert sorted(answer.status_code for answer in answers) == [303, 404, 404, 404, 404, 404, 404, 404]
+    assert len(audited(dsn)) == 1
+
+
+async def test_lists_are_for_both_roles_and_ids_are_text(site: Site, dsn: str) -> None:
+    client = await site.browser()
+    for path in ("status", "jobs", "jobs/1", "jobs/7", "executions", "dead-letters", "dead-letters/groups", "events",
+                 "schedules", "schedules/duly.forget-audit", "schedules/preview?cron=0+9+*+*+*", "alerts", "audit",
+                 "why?id=1", "entity?id=order:1"):  # fmt: skip
+        assert (await client.get(f"/v1/console/{path}")).status_code == 401
+        assert (await client.get(f"/v1/console/{path}", headers=site.headers("NOBODY"))).status_code == 403
+        for role in ("OPERATOR", "ADMINISTRATOR"):
+            answer = await client.get(f"/v1/console/{path}", headers=site.headers(role))
+            assert answer.status_code == 200, (path, answer.text)
+            assert not re.search(r'"(id|job_id|seq)":\s*\d', answer.text), path
+    missing = await client.get("/v1/console/jobs/12345", headers=site.headers("OPERATOR"))
+    assert missing.status_code == 404
+
+
+async def test_an_application_registers_an_action_of_its_own(db: Database, dsn: str, tmp_path: Path) -> None:
+    class OfOrder(Arguments):
+        """An order."""
+
+        order: str
+
+    async def close(tx: Tx, given: OfOrder, actor: str, reason: str | None) -> Result:
+        return Result(f"closed {given.order} for {actor}")
+
+    action = Action("orders.close", "Close an order.", OfOrder, close, True, verb="Close")
+    register(action)
+    try:
+        with pytest.raises(Invalid):
+            register(action)
+        with pytest.raises(Invalid):
+            Action("not a name", "x", OfOrder, close)
+        async with serving(db, tmp_path) as site:
+            ada = await site.signed_in("ada")
+            assert "Close an order." in (await ada.get("/console/actions/orders.close?order=9")).text
+            assert (await post(ada, "orders.close", order="9")).status_code == 303
+            done = await ada.post(
+                "/v1/console/actions/orders.close", json={"order": "9"}, headers=site.headers("ADMINISTRATOR")
+            )
+            assert done.json()["message"] == "closed 9 for tess"
+    finally:
+        del ACTIONS["orders.close"]
+    async with db.transaction() as tx:
+        with pytest.raises(NotFound):
+            await perform(tx, "orders.close", {}, actor="x")
+
+
+async def test_many_failed_events_are_given_up_and_what_waited_goes_on(db: Database, dsn: str) -> None:
+    rows(dsn, "INSERT INTO duly.outbox (id, type, topic, aggregate_id, payload, created_at, parked) "
+              "VALUES (duly.uuid7(), 'order.sent', 'orders', 'order:1', '{}', duly.now(), true)")  # fmt: skip
+    async with db.transaction() as tx:
+        done = await perform(tx, "events.discard-all", {}, actor="alice")
+    assert done.number == 1
+    assert rows(dsn, "SELECT type, parked FROM duly.outbox") == [("order.sent", False)]
+    assert value(dsn, "SELECT count(*) FROM duly.audit WHERE action = 'event.discarded'") == 1
