@@ -114,7 +114,7 @@ def _replace(owner: Any, name: str, by: Any) -> Any:
 
 # -- leases --------------------------------------------------------------------------------------------------------
 
-_CLAIMS = (jobs_sql.CLAIM_JOBS, jobs_sql.CLAIM_JOBS_BETWEEN)
+_CLAIMS = (jobs_sql.CLAIM_JOBS, jobs_sql.CLAIM_JOBS_FROM)
 _TOKEN = "AND (id, lease_token) IN (SELECT g.id, g.token FROM given g)"
 _COMPLETES = (jobs_sql.COMPLETE_JOBS, jobs_sql.COMPLETE_DONE)
 _reword("fence_complete", "only the holder completes", "zombie_done", _COMPLETES, _TOKEN)

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from duly.clock import monotonic
-from duly.db import Statement, atomic, fetch
+from duly.db import atomic, fetch
 from duly.failpoints import failpoint
 from duly.jobs import sql
 from duly.jobs.handlers import Handler, Job
@@ -53,40 +53,23 @@ class Claims:
         return jobs
 
     async def _take_names(self, connection: Any, walk: Walk, limit: int) -> list[Job]:
-        if not walk.is_long:
-            jobs, seconds = await self._claim(connection, sql.CLAIM_JOBS, limit, names=walk.names)
-            walk.note_whole(seconds)
-        else:
-            jobs = await self._take_slice(connection, walk, limit)
-            if len(jobs) < limit:
-                onward, _ = await self._claim(connection, sql.CLAIM_JOBS_BETWEEN, limit - len(jobs), **walk.onward())
-                jobs += onward
-        if walk.is_long:
-            walk.note_found(((job.name, job.priority, job.turn[1]) for job in jobs), now=None)
-            if len(jobs) < limit and walk.lacks_starts:
-                now = (await fetch(connection, sql.READ_NOW))[0][0]
-                walk.note_found((), now=now)
-        return jobs
-
-    async def _take_slice(self, connection: Any, walk: Walk, limit: int) -> list[Job]:
-        """Some of what lies behind the place where claims begin."""
-        bounds = walk.slice(monotonic())
-        if bounds is None:
-            return []
-        jobs, seconds = await self._claim(connection, sql.CLAIM_JOBS_BETWEEN, limit, **bounds)
-        walk.note_slice(seconds, at=monotonic(), is_full=len(jobs) == limit)
-        return jobs
-
-    async def _claim(self, connection: Any, statement: Statement, limit: int, **values: Any) -> tuple[list[Job], float]:
-        """What one statement took, and how long that was."""
+        values: dict[str, Any] = {"limit": limit, "worker": self._worker, "lease_seconds": self._lease_seconds}
         began = monotonic()
-        rows = await fetch(
-            connection, statement, limit=limit, worker=self._worker, lease_seconds=self._lease_seconds, **values
-        )
+        is_whole = walk.is_whole(began)
+        if is_whole:
+            rows = await fetch(connection, sql.CLAIM_JOBS, names=walk.names, **values)
+        else:
+            rows = await fetch(connection, sql.CLAIM_JOBS_FROM, **walk.onward(), **values)
         now = monotonic()
         jobs = [Job(row, now) for row in rows]
         jobs.sort(key=_turn)
-        return jobs, now - began
+        if is_whole:
+            walk.note_whole(now - began, at=now)
+        if not walk.is_whole(now):
+            walk.note_found((job.name, job.priority, job.turn[1]) for job in jobs)
+            if len(jobs) < limit and walk.lacks_starts:
+                walk.note_nothing_due((await fetch(connection, sql.READ_NOW))[0][0])
+        return jobs
 
     async def _take_limited(self, connection: Any, handler: Handler, walk: Walk, room: int) -> list[Job]:
         """A name that may run only so often at once, everywhere: its claims take turns, each job takes a slot."""

@@ -66,17 +66,17 @@ CLAIM_JOBS = Statement(
               ORDER BY p.priority, n.place)""",
     ).replace("{and_so} ", "")
 )
-# The same from one moment to another in each lane. While somebody keeps an old snapshot open, what was deleted cannot
-# be cleaned away: a claim from the start of the index would walk over all of it.
-CLAIM_JOBS_BETWEEN = Statement(
+# The same from a moment on in each lane. While somebody keeps an old snapshot open, what was deleted cannot be cleaned
+# away: a claim from the start of the index would walk over all of it.
+CLAIM_JOBS_FROM = Statement(
     _CLAIM.replace(
         "{lanes}",
         """
-              (SELECT l.name, l.priority, to_timestamp(l.start) AS start, to_timestamp(l.until) AS until
-              FROM unnest(CAST(:names AS text[]), CAST(:priorities AS int[]), CAST(:starts AS float8[]),
-                          CAST(:ends AS float8[])) WITH ORDINALITY AS l(name, priority, start, until, place)
+              (SELECT l.name, l.priority, to_timestamp(l.start) AS start
+              FROM unnest(CAST(:names AS text[]), CAST(:priorities AS int[]), CAST(:starts AS float8[]))
+                   WITH ORDINALITY AS l(name, priority, start, place)
               ORDER BY l.place)""",
-    ).replace("{and_so}", "j.run_at >= lane.start AND j.run_at < lane.until AND")
+    ).replace("{and_so}", "j.run_at >= lane.start AND")
 )
 
 READ_NOW = Statement("SELECT date_part('epoch', duly.now())")

@@ -8,8 +8,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from duly.db import Database, Statement
 from duly.jobs import claim as claim_module
@@ -47,12 +45,19 @@ class Machine:
         return self.now
 
 
-async def test_claims_go_on_where_they_were_and_slices_find_the_rest(
-    db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Where every claim is slow."""
+    made = Machine()
+    made.takes = walk.CHEAP_CLAIM_SECONDS * 2
+    monkeypatch.setattr(claim_module, "monotonic", made)
+    return made
+
+
+async def test_claims_go_on_where_they_were_and_the_walk_finds_the_rest(
+    db: Database, dsn: str, machine: Machine
 ) -> None:
-    """E3.4, E3.12: new work at once; what is due before, and leases that ended, slice by slice, until all is cheap."""
-    machine = Machine()
-    monkeypatch.setattr(claim_module, "monotonic", machine)
+    """E3.4, E3.12: new work at once; what is due before, and leases that ended, with the next whole walk."""
     claims = Claims(handlers(work), worker="w", lease_seconds=60)
     connection = await db.connect()
     now: datetime = value(dsn, "SELECT now()")
@@ -63,77 +68,39 @@ async def test_claims_go_on_where_they_were_and_slices_find_the_rest(
     async def take(room: int = 10) -> list[Any]:
         return [job.entity_id for job in await claims.take(connection, room)]
 
-    async def take_until(wanted: set[str]) -> None:
-        """Slice by slice, with the pauses between them; there are not many."""
-        found: set[str] = set()
-        for _ in range(40):
-            machine.now += 1_000
-            found |= set(await take())
-        assert found == wanted
-
     try:
         for entity, seconds in (("a", 30.0), ("b", 20.0), ("c", 10.0)):
             add(dsn, entity, ago(seconds))
-        machine.takes = walk.CHEAP_CLAIM_SECONDS * 2
         assert await take(2) == ["a", "b"]  # the whole walk, which was slow
-        machine.takes = walk.SLICE_SECONDS / 2.5  # cheap, each; all together not
         add(dsn, "straggler", ago(25))
         add(dsn, "urgent", ago(40), priority=1)  # a lane nothing was claimed from yet has no start
         add(dsn, "committed late", ago(20.1))  # within what a commit may take
         assert await take(3) == ["urgent", "committed late", "c"]
-        machine.now += walk.SLICE_SECONDS  # less than the pause between slices
-        assert await take() == []
-        await take_until({"straggler"})
         expire_leases(dsn)
-        await take_until({"a", "b", "c", "straggler", "urgent", "committed late"})
-        for entity in ("x", "y", "z"):
-            add(dsn, entity, ago(25))
-        in_turn: list[Any] = []
-        for _ in range(40):
-            machine.now += 1_000
-            in_turn.append(await take(1))
-        first = in_turn.index(["x"])
-        assert in_turn[first : first + 3] == [["x"], ["y"], ["z"]]  # a slice with more than there is room for: again
-        machine.takes = 0.0  # the old snapshot is gone
-        await take_until(set())
+        assert await take(2) == ["urgent", "c"]  # the leases of the others ended too, but they lie before
+        machine.now += walk.MAX_WALK_PAUSE_SECONDS  # the pause is over
+        machine.takes = 0.0  # and the old snapshot gone
+        assert await take() == ["a", "straggler", "committed late", "b"]
         add(dsn, "very late", ago(1e6))
-        assert await take() == ["very late"]  # from the start again
+        assert await take() == ["very late"]  # from the start, each time
     finally:
         await connection.close()
 
 
 async def test_an_idle_queue_is_not_walked_from_its_start_again_and_again(
-    db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+    db: Database, dsn: str, machine: Machine
 ) -> None:
     """E3.12: a slow claim that finds nothing says where the next ones begin, too; what comes is found at once."""
-    machine = Machine()
-    monkeypatch.setattr(claim_module, "monotonic", machine)
     claims = Claims(handlers(work), worker="w", lease_seconds=60)
-    machine.takes = walk.CHEAP_CLAIM_SECONDS * 2
     connection = await db.connect()
     try:
         assert await claims.take(connection, 10) == []
-        starts = claims._free.onward()["starts"]
         now: datetime = value(dsn, "SELECT now()")
-        assert all(now.timestamp() - 5 < start < now.timestamp() for start in starts)
+        assert all(now.timestamp() - 5 < start < now.timestamp() for start in claims._free.onward()["starts"])
         rows(dsn, "SELECT duly.schedule('work', 'new')")
         assert [job.entity_id for job in await claims.take(connection, 10)] == ["new"]
     finally:
         await connection.close()
-
-
-@given(st.lists(st.floats(0, 5), min_size=1, max_size=200), st.floats(0, 3))
-def test_slices_leave_nothing_out(costs: list[float], moves: float) -> None:
-    """E3.12: each slice begins where the one before it ended, or later; the last one reaches everything."""
-    sweep = walk.Sweep(0.0, float("inf"))
-    start, reached = 0.0, 0.0
-    for cost in [*costs, *[0.0] * 60]:
-        assert start - sweep.behind >= reached  # what lies in between has been looked through
-        reached = start - sweep.until
-        if sweep.advance(cost) is not None:
-            break
-        start += moves  # claims go on meanwhile
-    assert reached == float("-inf")
 
 
 async def test_the_claim_reads_little_although_an_old_snapshot_keeps_what_is_gone(db: Database, dsn: str) -> None:
@@ -159,7 +126,7 @@ async def test_the_claim_reads_little_although_an_old_snapshot_keeps_what_is_gon
                 "starts": [start - 0.2],
                 "ends": [float("inf")],
             }
-            onward = await buffers(connection, sql.CLAIM_JOBS_BETWEEN, **lanes, **values)
+            onward = await buffers(connection, sql.CLAIM_JOBS_FROM, **lanes, **values)
         finally:
             await connection.close()
     assert whole > 1_500
