@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from duly.testing import TestServer
+from duly.testing import TestServer, find_place
 from tests.simulation.events_machine import EventsMachine
 from tests.simulation.machine import Machine, Report, hunt, replay
 from tests.simulation.pure_machines import CronMachine, LeasesMachine, RetryMachine, RoutesMachine
@@ -43,7 +43,7 @@ def database(names: list[str]) -> Iterator[str]:
     if not set(names) & set(ON_POSTGRES):
         yield ""
         return
-    directory = Path(tempfile.mkdtemp(prefix="duly-simulation-"))
+    directory = Path(tempfile.mkdtemp(prefix="duly-simulation-", dir=find_place()))
     server = TestServer(directory)
     try:
         server.start()

@@ -5,6 +5,8 @@ With pytest, ``pytest_plugins = ["duly.testing.plugin"]`` gives the fixtures ``d
 
 from __future__ import annotations
 
+import os
+import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +28,21 @@ from duly.runtime.migrate import migrate, migrate_all
 
 TEMPLATE = "duly_template"
 MAX_DRAIN_ROUNDS = 1_000
+MEMORY = Path("/dev/shm")  # noqa: S108 - the directory in it is made by tempfile, for us alone
+MEMORY_BYTES = 4 * 2**30
+
+
+def find_place() -> str | None:
+    """Where a test server's files go: into memory, if Linux offers it and there is room; None for the usual place.
+
+    A test run makes and drops thousands of databases of some hundred files each. On a disk's file system that was a
+    third of all its time.
+    """
+    try:
+        has_room = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES
+    except OSError:
+        return None
+    return str(MEMORY) if has_room else None
 
 
 class TestServer:

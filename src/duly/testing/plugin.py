@@ -12,13 +12,13 @@ import pytest_asyncio
 
 from duly.app import Duly
 from duly.db import Database
-from duly.testing import BusinessClock, TestServer
+from duly.testing import BusinessClock, TestServer, find_place
 
 
 @pytest.fixture(scope="session")
 def duly_server() -> Iterator[TestServer]:
     """An embedded PostgreSQL of this test process alone."""
-    directory = Path(tempfile.mkdtemp(prefix="duly-test-"))
+    directory = Path(tempfile.mkdtemp(prefix="duly-test-", dir=find_place()))
     made = TestServer(directory)
     made.start()
     yield made

@@ -33,7 +33,7 @@ from duly.runtime.supervisor import create_server
 from duly.schedules import disable_schedule, edit_schedule, list_schedules
 from duly.settings import Settings
 from duly.telemetry import configure_logging
-from duly.testing import TestServer
+from duly.testing import TestServer, find_place
 from duly.wakeup import Wakeup
 from duly.zones import zone_names
 from tests.apps.birthdays.acting import check_consistent
@@ -443,7 +443,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ["DULY_ALLOW_UNSAFE_DATABASE"] = "1"
     configure_logging(level="error")
-    with tempfile.TemporaryDirectory(prefix="duly-decade-") as directory:
+    with tempfile.TemporaryDirectory(prefix="duly-decade-", dir=find_place()) as directory:
         server = TestServer(Path(directory))
         server.postgres = type(server.postgres).at(
             Path(directory), parameters=("fsync=off", "full_page_writes=off", "synchronous_commit=off")

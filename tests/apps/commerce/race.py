@@ -23,7 +23,7 @@ from duly.clock import monotonic
 from duly.db import Database
 from duly.jobs.worker import Worker
 from duly.settings import Settings
-from duly.testing import BusinessClock, TestServer
+from duly.testing import BusinessClock, TestServer, find_place
 from tests.apps.commerce.acting import Customers, check_consistent, holding, runs_of, statuses, until_waiting
 from tests.apps.conftest import serving
 
@@ -114,7 +114,7 @@ class Race:
 
 
 async def _main(times: int, seed: int) -> None:
-    with tempfile.TemporaryDirectory(prefix="duly-race-") as directory:
+    with tempfile.TemporaryDirectory(prefix="duly-race-", dir=find_place()) as directory:
         server = TestServer(Path(directory) / "postgres")
         server.start()
         try:
