@@ -224,6 +224,17 @@ async def test_an_answer_without_end_is_cut_off(db: Database, dsn: str, clock: B
     assert status_of(dsn, event_id) == "COMPLETED"
 
 
+async def test_an_answer_that_is_never_finished_counts_by_its_status(
+    db: Database, dsn: str, clock: BusinessClock, hook: Receiver
+) -> None:
+    """B4: 2xx is COMPLETED; it was taken, and to send it again and again would wish seven times more."""
+    _, event_id = await due(db, clock)
+    hook.answers = [Answer(200, unfinished=True)]
+    async with asyncio.timeout(30):
+        await claim(db, dsn)
+    assert (status_of(dsn, event_id), hook.keys) == ("COMPLETED", [str(event_id)])
+
+
 @pytest.mark.parametrize("cuts", [1, 2])
 async def test_a_connection_that_breaks_is_tried_again(
     db: Database, dsn: str, clock: BusinessClock, hook: Receiver, cuts: int
@@ -250,7 +261,9 @@ async def test_nobody_listening_is_tried_again_and_the_address_is_not_repeated(
     assert "canary" not in str(rows(dsn, "SELECT * FROM duly.executions")) + str(log)
 
 
-@pytest.mark.parametrize("address", ["ftp://canary", "canary", "http://", "http://[::1/canary"])
+@pytest.mark.parametrize(
+    "address", ["ftp://canary", "canary", "http://", "http://[::1/canary", "http://127.0.0.1:99999/canary"]
+)
 async def test_an_address_that_is_none_waits_for_an_operator_and_fails_nobodys_birthday(
     db: Database, dsn: str, clock: BusinessClock, monkeypatch: pytest.MonkeyPatch, hook: Receiver, address: str
 ) -> None:
