@@ -1,7 +1,7 @@
 """The tables of commerce, and every statement on them.
 
-Locks are taken in one order: a customer, carts, then orders by id, then payments. Whoever holds an order's lock is alone with its
-payment, so the later lock never waits for one of us.
+Locks are taken in one order: a customer, carts, then orders by id, then payments. Whoever holds an order's lock is
+alone with its payment, so the later lock never waits for one of us.
 """
 
 from __future__ import annotations
