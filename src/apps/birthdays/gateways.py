@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from typing import Any
 
@@ -18,6 +19,7 @@ URL_VARIABLE = "BIRTHDAYS_WEBHOOK_URL"
 SANDBOX_PATH = "/sandbox/webhooks"
 KEY_HEADER = "X-Idempotency-Key"
 TRY_SECONDS = 15.0
+BODY_SECONDS = 2.0
 MOST_ANSWER_BYTES = 65_536
 CONNECTIONS = 20
 IDLE_SECONDS = 4.0  # less than most servers keep a connection that is not used
@@ -54,7 +56,8 @@ class Webhook:
         try:
             async with asyncio.timeout(TRY_SECONDS):
                 status, headers = await _post_again_if_broken(client, url, delivery)
-        except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.LocalProtocolError):
+        except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.LocalProtocolError, ExceptionGroup):
+            # A port that cannot be one comes as a group.
             raise NoWebhook(f"{URL_VARIABLE} is not an address that can be called") from None
         except (TimeoutError, httpx2.TimeoutException):
             raise WebhookAway(f"the webhook did not answer within {TRY_SECONDS:g} s") from None
@@ -98,14 +101,20 @@ async def _post_again_if_broken(client: httpx2.AsyncClient, url: str, delivery: 
 
 
 async def _post(client: httpx2.AsyncClient, url: str, delivery: Delivery) -> tuple[int, httpx2.Headers]:
-    """Status and headers; of the body no more is read than it takes to use the connection again."""
+    """Status and headers. They count; of the body no more is read than it takes to use the connection again."""
     async with client.stream("POST", url, json=_body(delivery), headers=_headers(delivery)) as response:
-        read = 0
-        async for piece in response.aiter_raw():
-            read += len(piece)
-            if read > MOST_ANSWER_BYTES:
-                break
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BODY_SECONDS):
+                await _read_off(response)
         return response.status_code, response.headers
+
+
+async def _read_off(response: httpx2.Response) -> None:
+    read = 0
+    async for piece in response.aiter_raw():
+        read += len(piece)
+        if read > MOST_ANSWER_BYTES:
+            break
 
 
 def _body(delivery: Delivery) -> dict[str, Any]:

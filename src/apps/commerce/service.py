@@ -6,7 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from apps.commerce import store
@@ -86,10 +86,7 @@ async def place_order(tx: Tx, *, customer: str, currency: str, lines: Sequence[L
 
 async def pay_order(tx: Tx, order_id: UUID, *, by: str) -> Order:
     """The customer pays; whoever locks the order first wins, the timer or we (C2)."""
-    found = await store.lock_order(tx, order_id)
-    if found is None:
-        raise OrderNotFound(f"no order has the id {order_id}")
-    order, _ = found
+    order, _ = await _lock(tx, order_id)
     order.check_customer(by)
     order.check_payable()
     [paid] = await store.settle_orders(tx, [order_id], OrderStatus.PAID)  # it waits, and nobody else can end it
@@ -109,10 +106,7 @@ async def pay_order(tx: Tx, order_id: UUID, *, by: str) -> Order:
 
 async def time_out_order(tx: Tx, order_id: UUID) -> Timeout:
     """A timer of this order has fired: expire what still waits for its payment, once (C2, C3)."""
-    found = await store.lock_order(tx, order_id)
-    if found is None:
-        raise OrderNotFound(f"no order has the id {order_id}")
-    order, now = found
+    order, now = await _lock(tx, order_id)
     if order.is_settled:
         return Timeout(order)
     if now < order.due_at:
@@ -205,7 +199,8 @@ async def forget_carts(tx: Tx, *, days: int = CARTS_KEPT_DAYS, limit: int = FORG
 
 async def make_link(tx: Tx, order_id: UUID, *, by: str) -> Link:
     """A secret by which others may read the order for a week; it is shown here, and nowhere kept (C3)."""
-    await read_order(tx, order_id, by=by)
+    order, _ = await _lock(tx, order_id)  # whoever makes another one waits, and counts this one
+    order.check_customer(by)
     token = secrets.token_urlsafe(TOKEN_BYTES)
     expires_at = await store.insert_link(tx, order_id, token_sha256=_hash(token), most=MOST_LINKS)
     if expires_at is None:
@@ -232,6 +227,14 @@ async def _read(tx: Tx, order_id: UUID) -> Order:
     if found is None:
         raise OrderNotFound(f"no order has the id {order_id}")
     return found[0]
+
+
+async def _lock(tx: Tx, order_id: UUID) -> tuple[Order, datetime]:
+    """Be alone with it until the transaction ends; and what time it is."""
+    found = await store.lock_order(tx, order_id)
+    if found is None:
+        raise OrderNotFound(f"no order has the id {order_id}")
+    return found
 
 
 async def _expire(tx: Tx, order_ids: Sequence[UUID]) -> int:

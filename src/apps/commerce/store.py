@@ -1,7 +1,7 @@
 """The tables of commerce, and every statement on them.
 
-Locks are taken in one order: carts, then orders by id, then payments. Whoever holds an order's lock is alone with its
-payment, so the later lock never waits for one of us.
+Locks are taken in one order: a customer, carts, then orders by id, then payments. Whoever holds an order's lock is
+alone with its payment, so the later lock never waits for one of us.
 """
 
 from __future__ import annotations
@@ -192,6 +192,8 @@ CANCEL_TIMERS = text("""
 SELECT sum(duly.cancel(t.name, CAST(o.id AS text)))
 FROM unnest(CAST(:ids AS uuid[])) AS o(id) CROSS JOIN unnest(CAST(:names AS text[])) AS t(name)
 """)
+# One after the other for each customer: the second counts what the first has opened.
+LOCK_CUSTOMER = text("SELECT pg_advisory_xact_lock(hashtextextended('commerce.carts ' || :customer_id, 0))")
 INSERT_CART = text("""
 INSERT INTO commerce.carts (id, customer_id, currency, created_at, touched_at)
 SELECT :id, :customer_id, :currency, duly.now(), duly.now()
@@ -237,6 +239,7 @@ WITH gone AS (
 )
 SELECT count(*) FROM gone
 """)
+# On an order that we have locked, so the count is exact.
 INSERT_LINK = text("""
 INSERT INTO commerce.order_links (token_sha256, order_id, created_at, expires_at)
 SELECT :token_sha256, :order_id, duly.now(), duly.now() + interval '7 days'
@@ -340,6 +343,7 @@ async def cancel_timers(tx: Tx, order_ids: Sequence[UUID], names: Sequence[str])
 async def insert_cart(tx: Tx, *, cart_id: UUID, customer_id: str, currency: str, most: int) -> Cart | None:
     """Write a new, empty one; None when the customer has as many open ones as one may have."""
     values = {"id": cart_id, "customer_id": customer_id, "currency": currency, "most": most}
+    await tx.execute(LOCK_CUSTOMER, {"customer_id": customer_id})
     row = (await tx.execute(INSERT_CART, values)).mappings().one_or_none()
     return _cart(row) if row else None
 

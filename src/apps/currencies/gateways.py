@@ -62,7 +62,8 @@ class Nbp:
                 self._client.stream("GET", url, params={"format": "json"}) as response,
             ):
                 body = await _read(response)
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:  # a timeout of our own is an OSError
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ExceptionGroup) as error:
+            # A timeout of our own is an OSError; a port that cannot be one comes as a group.
             raise RatesFailed(f"the bank cannot be reached ({type(error).__name__}): is NBP_URL right?") from None
         if response.status_code == 404 and _says_no_data(response, body):
             return None
@@ -89,7 +90,7 @@ def parse(body: bytes) -> Any:
         return json.loads(
             body.decode("utf-8-sig"), object_pairs_hook=_unique, parse_float=Decimal, parse_constant=_refuse
         )
-    except (ValueError, RecursionError):
+    except (ValueError, ArithmeticError, RecursionError):  # an exponent may be too large even for a decimal
         raise RatesFailed("the bank's answer is not JSON") from None
 
 

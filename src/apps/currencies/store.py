@@ -62,8 +62,10 @@ SELECT t.day, t.number, t.superseded_at, r.code, r.currency, r.mid
 FROM currencies.rate_tables t JOIN currencies.rates r ON r.number = t.number
 WHERE t.number = :number
 """)
+# A clock that was set back meanwhile changes nothing: the correction comes after what it corrects.
 SUPERSEDE_TABLE = text("""
-UPDATE currencies.rate_tables SET superseded_at = duly.now() WHERE day = :day AND superseded_at IS NULL
+UPDATE currencies.rate_tables SET superseded_at = greatest(duly.now(), fetched_at)
+WHERE day = :day AND superseded_at IS NULL
 RETURNING number
 """)
 INSERT_TABLE = text("""

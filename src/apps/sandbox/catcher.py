@@ -7,7 +7,6 @@ or Refuse is answered so, and everybody else is not.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +15,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
+
+from duly.http.bodies import read_json
 
 PATH = "/sandbox/webhooks"
 KEY_HEADER = "x-idempotency-key"
@@ -118,8 +119,8 @@ def create_router(catcher: Catcher | None = None) -> APIRouter:
         if not 1 <= len(key) <= 255 or len(raw) > MOST_BYTES:
             return Response(status_code=413 if key else 400)
         try:
-            body = json.loads(raw)
-        except (ValueError, RecursionError):
+            body = read_json(raw)  # what cannot be shown again is not kept
+        except ValueError:
             return Response(status_code=400)
         return Response(status_code=await keeper.catch(key, body))
 

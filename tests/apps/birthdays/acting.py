@@ -70,6 +70,7 @@ class Answer:
     hold: asyncio.Event | None = None  # no answer before this is set
     endless: bool = False
     cut: bool = False  # the connection breaks instead
+    unfinished: bool = False  # the body begins, and never goes on
 
 
 @dataclass
@@ -125,6 +126,10 @@ class Receiver:
         while answer.endless:
             await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
             await asyncio.sleep(0)
+        if answer.unfinished:
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            await receive()  # until the other side hangs up
+            return
         await send({"type": "http.response.body", "body": answer.body})
 
     @property

@@ -88,6 +88,18 @@ async def test_what_the_webhook_gets(db: Database, dsn: str, clock: BusinessCloc
     assert seen.headers["x-correlation-id"] == value(dsn, query)
 
 
+async def test_a_clock_that_is_set_back_during_a_delivery_makes_nothing_early(
+    db: Database, dsn: str, clock: BusinessClock, hook: Receiver
+) -> None:
+    """B4: it is delivered, and not before it was claimed."""
+    _, event_id = await due(db, clock)
+    await claim_only(db)
+    clock.freeze(NINE_IN_WARSAW - timedelta(minutes=5))
+    rows(dsn, "UPDATE duly.jobs SET run_at = duly.now() WHERE name = 'birthdays.deliver'")
+    await drain(db, app.handlers)
+    assert rows(dsn, EVENT, {"id": event_id}) == [("COMPLETED", None, NINE_IN_WARSAW)]
+
+
 @pytest.mark.parametrize("status", [200, 201, 202, 204])
 async def test_every_2xx_is_success(db: Database, dsn: str, clock: BusinessClock, hook: Receiver, status: int) -> None:
     """B4: whatever its body says, of which no more than some is read."""
@@ -224,6 +236,17 @@ async def test_an_answer_without_end_is_cut_off(db: Database, dsn: str, clock: B
     assert status_of(dsn, event_id) == "COMPLETED"
 
 
+async def test_an_answer_that_is_never_finished_counts_by_its_status(
+    db: Database, dsn: str, clock: BusinessClock, hook: Receiver
+) -> None:
+    """B4: 2xx is COMPLETED; it was taken, and to send it again and again would wish seven times more."""
+    _, event_id = await due(db, clock)
+    hook.answers = [Answer(200, unfinished=True)]
+    async with asyncio.timeout(30):
+        await claim(db, dsn)
+    assert (status_of(dsn, event_id), hook.keys) == ("COMPLETED", [str(event_id)])
+
+
 @pytest.mark.parametrize("cuts", [1, 2])
 async def test_a_connection_that_breaks_is_tried_again(
     db: Database, dsn: str, clock: BusinessClock, hook: Receiver, cuts: int
@@ -250,7 +273,9 @@ async def test_nobody_listening_is_tried_again_and_the_address_is_not_repeated(
     assert "canary" not in str(rows(dsn, "SELECT * FROM duly.executions")) + str(log)
 
 
-@pytest.mark.parametrize("address", ["ftp://canary", "canary", "http://", "http://[::1/canary"])
+@pytest.mark.parametrize(
+    "address", ["ftp://canary", "canary", "http://", "http://[::1/canary", "http://127.0.0.1:99999/canary"]
+)
 async def test_an_address_that_is_none_waits_for_an_operator_and_fails_nobodys_birthday(
     db: Database, dsn: str, clock: BusinessClock, monkeypatch: pytest.MonkeyPatch, hook: Receiver, address: str
 ) -> None:
@@ -269,6 +294,16 @@ async def test_an_address_that_is_none_waits_for_an_operator_and_fails_nobodys_b
     clock.advance(minutes=10)
     await drain(db, app.handlers)
     assert status_of(dsn, event_id) == "COMPLETED"
+
+
+async def test_a_proxy_of_the_environment_is_not_asked(
+    db: Database, dsn: str, clock: BusinessClock, monkeypatch: pytest.MonkeyPatch, hook: Receiver
+) -> None:
+    """B4: names go to the webhook and to nobody in between."""
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
+    _, event_id = await due(db, clock)
+    await claim(db, dsn)
+    assert (status_of(dsn, event_id), hook.keys) == ("COMPLETED", [str(event_id)])
 
 
 async def test_production_without_an_address_says_what_to_set(
@@ -532,6 +567,18 @@ async def test_the_recheck_is_bounded_and_goes_on(db: Database, dsn: str, clock:
         assert await service.recheck_zones(tx, limit=10) == 10
     async with db.transaction() as tx:
         assert [await service.recheck_zones(tx, limit=20), await service.recheck_zones(tx)] == [20, 0]
+
+
+async def test_the_recheck_reads_on_behind_a_full_page(
+    db: Database, dsn: str, clock: BusinessClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULTS: the one whose zone has other rules may be the last of many."""
+    monkeypatch.setattr(service, "RECHECK_PAGE", 4)
+    *_, last = fill(dsn, 10)
+    rows(dsn, "UPDATE birthdays.events SET target_utc = target_utc + interval '1 h' WHERE id = %(id)s", {"id": last})
+    clock.freeze(NINE_IN_WARSAW - timedelta(days=1))
+    async with db.transaction() as tx:
+        assert await service.recheck_zones(tx) == 1
 
 
 async def test_connections_are_kept_between_messages(db: Database, dsn: str, clock: BusinessClock) -> None:

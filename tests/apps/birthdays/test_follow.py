@@ -13,6 +13,7 @@ from duly import Database
 from duly.testing import BusinessClock, drain
 from tests.apps.birthdays.acting import (
     NINE_IN_WARSAW,
+    Answer,
     Receiver,
     change,
     check_consistent,
@@ -68,16 +69,18 @@ async def test_a_new_date_is_planned_anew(db: Database, dsn: str, clock: Busines
     check_consistent(dsn)
 
 
+@pytest.mark.parametrize(("answer", "status"), [(202, "COMPLETED"), (410, "FAILED")])
 async def test_a_year_that_had_its_message_has_no_second_one(
-    db: Database, dsn: str, clock: BusinessClock, hook: Receiver
+    db: Database, dsn: str, clock: BusinessClock, hook: Receiver, answer: int, status: str
 ) -> None:
-    """B5: one message for each user and calendar year, whatever the date is corrected to."""
+    """B5: one message for each user and calendar year, whatever the date is corrected to and whatever became of it."""
     user_id, _ = await register(db)
+    hook.answers = [Answer(answer)]
     clock.freeze(NINE_IN_WARSAW)
     await claim(db, dsn)
     await change(db, user_id, date_of_birth=JULY)
     await hear(db)
-    assert events_of(dsn, user_id) == [(2026, "COMPLETED"), (2027, "PENDING")]
+    assert events_of(dsn, user_id) == [(2026, status), (2027, "PENDING")]
     assert pending_of(dsn, user_id)[0] == local_time("2027-07-20T09:00")
 
 

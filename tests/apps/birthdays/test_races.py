@@ -9,6 +9,7 @@ from collections import Counter
 from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 
+import psycopg
 import pytest
 from structlog.typing import EventDict
 
@@ -264,6 +265,29 @@ async def test_a_recovery_that_meets_a_delivery_under_way_changes_nothing(
 
 
 @pytest.mark.timeout(240)
+async def test_a_recheck_that_read_before_a_change_leaves_it_alone(
+    db: Database, dsn: str, clock: BusinessClock
+) -> None:
+    """B5: the version check; by what it read, it would bring back the zone that was left."""
+    user_id, _ = await register(db)
+    rows(dsn, "UPDATE birthdays.events SET target_utc = target_utc + interval '1 hour'")  # by rules of yesterday
+    clock.freeze(NINE_IN_WARSAW - timedelta(days=1))
+
+    async def recheck() -> int:
+        async with db.transaction() as tx:
+            return await service.recheck_zones(tx)
+
+    with psycopg.connect(dsn) as rival:
+        rival.execute(
+            "UPDATE birthdays.events"
+            " SET timezone = 'Asia/Tokyo', target_utc = '2026-06-15 00:00Z', version = version + 1"
+        )
+        checking = asyncio.create_task(recheck())
+        await until_waiting(dsn, 1)
+    assert await checking == 0
+    assert pending_of(dsn, user_id)[1:] == ("Asia/Tokyo", datetime(2026, 6, 15, tzinfo=UTC))
+
+
 async def test_a_storm_of_everything_has_no_deadlock_and_adds_up(
     db: Database, dsn: str, clock: BusinessClock, hook: Receiver
 ) -> None:

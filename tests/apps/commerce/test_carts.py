@@ -471,7 +471,7 @@ async def test_the_database_refuses_a_bare_secret_and_a_link_for_ever(
 
 @pytest.mark.parametrize(
     ("step", "statements"),
-    [("open", 2), ("put", 6), ("remove", 6), ("cart", 1), ("checkout", 7), ("link", 3), ("follow", 2)],
+    [("open", 3), ("put", 6), ("remove", 6), ("cart", 1), ("checkout", 7), ("link", 4), ("follow", 2)],
 )
 async def test_each_request_sends_a_known_number_of_statements(
     shop: Customers, db: Database, step: str, statements: int

@@ -6,11 +6,14 @@ A rival session holds an order's lock as the barrier: everybody queues behind it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
+from collections.abc import Iterator
 from uuid import UUID
 
 import httpx2
+import psycopg
 import pytest
 from prometheus_client import REGISTRY
 
@@ -175,6 +178,44 @@ async def test_payment_timer_and_sweep_at_once_have_one_winner(
     check_consistent(dsn)
     await worker_db.close()
     await sweeper_db.close()
+
+
+@contextlib.contextmanager
+def holding_inserts(dsn: str, table: str) -> Iterator[None]:
+    """Whoever inserts waits with what was counted before, until the block ends."""
+    rows(
+        dsn,
+        """
+        CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql
+        AS 'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NEW; END';
+        CREATE TRIGGER waits BEFORE INSERT ON commerce.{table} FOR EACH ROW EXECUTE FUNCTION public.wait()
+        """.replace("{table}", table),
+    )
+    with psycopg.connect(dsn) as rival:
+        rival.execute("SELECT pg_advisory_xact_lock(1)")
+        yield
+        rival.rollback()
+
+
+async def test_carts_that_are_opened_at_once_are_no_more_than_one_may_have(shop: Customers, dsn: str) -> None:
+    """A limit on everything: who counts has to be alone with the customer, or each counts without the others."""
+    for _ in range(service.MOST_OPEN_CARTS - 1):
+        await shop.open_cart()
+    with holding_inserts(dsn, "carts"):
+        opening = [asyncio.create_task(shop.post("ann", "/v1/carts", {"currency": "PLN"})) for _ in range(4)]
+        await until_waiting(dsn, len(opening))
+    assert sorted(answer.status_code for answer in await asyncio.gather(*opening)) == [201, 409, 409, 409]
+
+
+async def test_links_that_are_made_at_once_are_no_more_than_an_order_may_have(shop: Customers, dsn: str) -> None:
+    """A limit on everything."""
+    order = await shop.place()
+    for _ in range(service.MOST_LINKS - 1):
+        await shop.post("ann", f"/v1/orders/{order}/links")
+    with holding_inserts(dsn, "order_links"):
+        making = [asyncio.create_task(shop.post("ann", f"/v1/orders/{order}/links")) for _ in range(4)]
+        await until_waiting(dsn, len(making))
+    assert sorted(answer.status_code for answer in await asyncio.gather(*making)) == [201, 409, 409, 409]
 
 
 async def test_sweeps_at_once_expire_each_order_once(db: Database, dsn: str) -> None:

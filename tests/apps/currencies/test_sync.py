@@ -237,6 +237,19 @@ async def test_a_correction_under_another_number_takes_the_place_of_the_first(
     assert rows(dsn, STORED) == [(FRIDAY, first, False), (FRIDAY, "250/A/NBP/2026", True)]
 
 
+async def test_a_correction_is_stored_by_a_clock_that_was_set_back(
+    bank: Bank, db: Database, dsn: str, clock: BusinessClock
+) -> None:
+    """C1: it comes after the first whatever the clocks say."""
+    clock.freeze(AT_NOON)
+    await run_job(db, dsn, SYNC)
+    first = number_of(dsn)
+    bank.replies.append(table_reply(FRIDAY, (first, "250/A/NBP/2026")))
+    clock.freeze(AT_NOON - timedelta(minutes=5))
+    await run_job(db, dsn, SYNC)
+    assert rows(dsn, STORED) == [(FRIDAY, first, False), (FRIDAY, "250/A/NBP/2026", True)]
+
+
 async def test_other_rates_under_the_same_number_are_for_a_person(
     bank: Bank, db: Database, dsn: str, clock: BusinessClock
 ) -> None:
@@ -297,6 +310,7 @@ BAD_TABLES: list[tuple[str, Reply, str]] = [
     ("absurd", table_reply(FRIDAY, ('"XDR","mid":', '"XDR","mid":1000.01,"x":')), "rates[31].mid cannot be a rate"),
     ("tiny", table_reply(FRIDAY, ('"XDR","mid":', '"XDR","mid":1e-7,"x":')), "rates[31].mid cannot be a rate"),
     ("enormous", table_reply(FRIDAY, ('"XDR","mid":', '"XDR","mid":1e300,"x":')), "rates[31].mid cannot be a rate"),
+    ("beyond decimals", table_reply(FRIDAY, ('"XDR","mid":', '"XDR","mid":1e' + "9" * 20 + ',"x":')), "not JSON"),
     ("nine digits", table_reply(FRIDAY, ('"XDR","mid":', '"XDR","mid":4.123456789,"x":')), "more than 8 digits"),
     ("long", table_reply(FRIDAY, ('"XDR","mid":', '"XDR","mid":4.' + "1" * 40 + ',"x":')), "more than 8 digits"),
     ("text", table_reply(FRIDAY, ('"XDR","mid":', '"XDR","mid":"4.9","x":')), "rates[31].mid is no number"),
@@ -365,7 +379,9 @@ async def test_a_bank_that_stalls_is_left_in_time(bank: Bank) -> None:
             await patient.fetch(FRIDAY)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "ftp://127.0.0.1", "http://", "nonsense", "http://[::1"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1", "ftp://127.0.0.1", "http://", "nonsense", "http://[::1", "http://127.0.0.1:99999"]
+)
 async def test_a_bank_that_cannot_be_reached_is_a_failure_with_a_hint(
     db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:

@@ -162,6 +162,7 @@ async def test_who_is_born_today_is_welcome_and_gets_the_first_message_in_a_year
 BAD: list[tuple[str, Any, str]] = [
     ("firstName", "", "$.firstName"),
     ("firstName", "   ", "$.firstName"),
+    ("firstName", "\u200b\ufeff\u3164", "$.firstName"),
     ("firstName", "a\nb", "$.firstName"),
     ("firstName", "x" * 201, "$.firstName"),
     ("firstName", None, "$.firstName"),
