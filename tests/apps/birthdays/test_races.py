@@ -211,7 +211,9 @@ async def test_a_deletion_while_the_webhook_is_called(
     async with asyncio.timeout(20):
         await hook.arrived.wait()
     query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%%'"
-    assert value(dsn, query, {}) == 0
+    async with asyncio.timeout(20):  # whoever else has one for a moment ends it
+        while value(dsn, query, {}):
+            await asyncio.sleep(0.01)
     await delete(db, user_id)
     hold.set()
     await working

@@ -10,6 +10,7 @@ from apps.wiring import app
 from duly.db import Database
 from duly.testing import BusinessClock, drain
 from tests.apps.commerce.acting import Customers, run_job
+from tests.console.conftest import serving
 from tests.engine.cli.commands import duly, environment
 from tests.support import rows
 
@@ -31,13 +32,16 @@ def said(*arguments: str, env: dict[str, str]) -> str:
     return done.stdout
 
 
-async def test_the_console_shows_the_schedules_and_what_waits(shop: Customers, db: Database) -> None:
+async def test_the_console_shows_the_schedules_and_what_waits(shop: Customers, db: Database, tmp_path: Path) -> None:
     """C4."""
-    await shop.place()
-    page = await shop.api.client.get("/console", headers={"Accept": "text/html"})
-    assert page.status_code == 200
+    order_id = await shop.place()
+    async with serving(db, tmp_path, app) as site:
+        ada = await site.signed_in("ada")
+        schedules = (await ada.get("/console/schedules")).text
+        timeline = (await ada.get("/console/entity", params={"id": order_id})).text
     for name in RECURRING:
-        assert name in page.text
+        assert name in schedules
+    assert "PaymentTimeout" in timeline
 
 
 async def test_the_command_line_lists_previews_and_runs_the_schedules(
