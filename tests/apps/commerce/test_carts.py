@@ -73,9 +73,11 @@ async def test_a_cart_is_filled_changed_and_emptied(shop: Customers, clock: Busi
     ]
     assert (answer.json()["total"], answer.json()["touchedAt"]) == ("37.30", "2033-05-04T12:01:00Z")
     assert (await shop.get("ann", path)).json() == answer.json()
+    clock.advance(minutes=1)
     for body in ({"quantity": 0}, {"quantity": 0, "unitPrice": "5"}):
         answer = await shop.put("ann", f"{path}/items/tea", body)
         assert (answer.status_code, [item["sku"] for item in answer.json()["items"]]) == (200, ["cup"])
+    assert answer.json()["touchedAt"] == "2033-05-04T12:02:00Z", "who takes something out was here, too"
 
 
 async def test_checking_out_makes_the_order_and_closes_the_cart_in_one_commit(shop: Customers, dsn: str) -> None:

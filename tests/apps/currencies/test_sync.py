@@ -327,6 +327,7 @@ BAD_TABLES: list[tuple[str, Reply, str]] = [
     ("redirect", Reply(302, headers={"location": "/api/exchangerates/tables/A/2026-11-12/"}), "the bank answered 302"),
     ("moved for good", Reply(301, headers={"location": "https://evil.example/"}), "the bank answered 301"),
     ("404 page", Reply(404, b"<html>404 NotFound</html>", "text/html"), "the bank answered 404"),
+    ("404 page in the bank's words", Reply(404, b"404 NotFound", "text/html"), "the bank answered 404"),
     ("404 of somebody else", Reply(404, b"404 page not found", TEXT), "the bank answered 404"),
     ("404 as json", Reply(404, b'{"detail": "404 NotFound"}', JSON), "the bank answered 404"),
 ]  # fmt: skip
