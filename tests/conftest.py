@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -35,3 +36,9 @@ def db(duly_db: Database) -> Database:
 def clock(duly_clock: BusinessClock) -> BusinessClock:
     """The clock of that database."""
     return duly_clock
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """Collect what the tests left: Python 3.11 fails when that happens while a plugin is being parsed (106905)."""
+    gc.collect()
