@@ -188,7 +188,8 @@ async def test_days_of_nothing_but_failures_disable_and_enabling_replays_in_orde
         standing = await hooks.subscription(made.id)
         assert standing.status == "DISABLED"
         assert standing.disabled_reason == "nothing but failures for 5 days"
-        assert timedelta(days=5) <= clock.now() - START <= timedelta(days=5, hours=4)
+        # With the first failure after five days; by then the deliveries are tried hours apart, a day at most.
+        assert timedelta(days=5) <= clock.now() - START <= timedelta(days=6)
         assert ("webhook_disabled", str(made.id)) in hooks.alerts()
         seen = len(one.requests)
         await hooks.emit(10, aggregate="after")
