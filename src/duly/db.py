@@ -55,6 +55,7 @@ class Scope:
     pokes: set[str] = field(default_factory=set)
     notified: set[str] = field(default_factory=set)
     correlation_id: UUID | None = None
+    settings: Settings | None = None
 
 
 _raw_scopes: dict[int, Scope] = {}  # by id() of an asyncpg connection, while a transaction of ours is open on it
@@ -66,6 +67,12 @@ def _scope(tx: Any) -> Scope | None:
         found = tx.info.get(_SCOPE)
         return found if isinstance(found, Scope) else None
     return _raw_scopes.get(id(tx))
+
+
+def settings_of(tx: Tx) -> Settings:
+    """The settings of the Database that opened this transaction; for anybody else's, the environment's."""
+    scope = _scope(tx)
+    return scope.settings if scope is not None and scope.settings is not None else Settings()
 
 
 class Statement:
@@ -220,7 +227,7 @@ class Database:
         With ``confirm`` the transaction's id is asked for before COMMIT, so that a COMMIT whose reply is lost is
         looked up afterwards instead of guessed; without it such a COMMIT raises ``OutcomeUnknown``.
         """
-        scope = Scope(self._poker)
+        scope = Scope(self._poker, settings=self.settings)
         session = AsyncSession(self.engine, expire_on_commit=False, info={_SCOPE: scope})
         try:
             yield session

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ import typer
 from duly.cli.shell import Actor, AsJson, Limit, Reason, Yes, act, echo_json, echo_rows, on_database
 from duly.db import Database, Tx
 from duly.errors import Invalid
+from duly.operate.actions import Result, perform
 from duly.settings import Settings
 from duly.webhooks import deliveries as log
 from duly.webhooks import subscriptions
@@ -69,16 +69,10 @@ def add(
     reason: Reason = None,
 ) -> None:
     """Subscribe a URL to events."""
-    secret = _read_secret(secret_stdin)
-
-    async def work(tx: Tx) -> subscriptions.Created:
-        settings = Settings()
-        return await subscriptions.create_subscription(
-            tx, settings, Keyring.open(settings), owner=owner, url=url, patterns=event, secret=secret,
-            description=description, max_in_flight=max_in_flight, timeout_seconds=timeout, actor=actor, reason=reason,
-        )  # fmt: skip
-
-    _say_created(act(work))
+    _do(
+        "webhooks.add", actor=actor, reason=reason, url=url, events=event, owner=owner, description=description,
+        max_in_flight=max_in_flight, timeout_seconds=timeout, secret=_read_secret(secret_stdin),
+    )  # fmt: skip
 
 
 @webhooks.command()
@@ -93,20 +87,10 @@ def edit(
     reason: Reason = None,
 ) -> None:
     """Change what is given."""
-    _change(
-        lambda tx: subscriptions.edit_subscription(
-            tx,
-            Settings(),
-            id,
-            url=url,
-            patterns=event or None,
-            description=description,
-            max_in_flight=max_in_flight,
-            timeout_seconds=timeout,
-            actor=actor,
-            reason=reason,
-        )
-    )
+    _do(
+        "webhooks.edit", actor=actor, reason=reason, id=id, url=url, events=event or None, description=description,
+        max_in_flight=max_in_flight, timeout_seconds=timeout,
+    )  # fmt: skip
 
 
 @webhooks.command()
@@ -115,32 +99,25 @@ def rotate(
 ) -> None:
     """Sign with a new secret, and for a while with the old one, too."""
     secret = _read_secret(secret_stdin)
-
-    async def work(tx: Tx) -> subscriptions.Created:
-        keyring = Keyring.open(Settings())
-        return await subscriptions.rotate_secret(
-            tx, keyring, id, secret=secret, overlap_hours=overlap_hours, actor=actor, reason=reason
-        )
-
-    _say_created(act(work))
+    _do("webhooks.rotate", actor=actor, reason=reason, id=id, secret=secret, overlap_hours=overlap_hours)
 
 
 @webhooks.command()
 def pause(id: Id, actor: Actor, reason: Reason = None) -> None:
     """Keep what comes, and send it later."""
-    _change(lambda tx: subscriptions.pause_subscription(tx, Settings(), id, actor=actor, reason=reason))
+    _do("webhooks.pause", actor=actor, reason=reason, id=id)
 
 
 @webhooks.command()
 def resume(id: Id, actor: Actor, reason: Reason = None) -> None:
     """Send again, what was kept first."""
-    _change(lambda tx: subscriptions.resume_subscription(tx, Settings(), id, actor=actor, reason=reason))
+    _do("webhooks.resume", actor=actor, reason=reason, id=id)
 
 
 @webhooks.command()
 def disable(id: Id, actor: Actor, reason: Reason = None) -> None:
     """Send nothing, because something is wrong; what comes is kept."""
-    _change(lambda tx: subscriptions.disable_subscription(tx, Settings(), id, actor=actor, reason=reason))
+    _do("webhooks.disable", actor=actor, reason=reason, id=id)
 
 
 @webhooks.command()
@@ -148,8 +125,7 @@ def delete(id: Id, actor: Actor, reason: Reason = None, yes: Yes = False) -> Non
     """Send nothing any more, and forget its secrets."""
     if not yes and not typer.confirm(f"delete subscription {id}?"):
         raise typer.Abort
-    act(lambda tx: subscriptions.delete_subscription(tx, Settings(), id, actor=actor, reason=reason))
-    typer.echo(f"deleted {id}")
+    _do("webhooks.delete", actor=actor, reason=reason, id=id)
 
 
 @webhooks.command()
@@ -187,27 +163,23 @@ def redeliver(
     if (delivery is None) == (subscription is None):
         raise Invalid("give the id of a delivery, or --subscription with --since")
     if delivery is not None:
-        again = act(lambda tx: log.redeliver(tx, Settings(), delivery, actor=actor, reason=reason))
-        typer.echo(f"delivery {again.id} is {again.status}")
+        _do("webhooks.redeliver", actor=actor, reason=reason, id=delivery)
         return
-    assert subscription is not None
-    first, last = _instant(since), _instant(until or "9999-01-01T00:00:00Z")
+    given = {"id": subscription, "since": _instant(since), "until": _instant(until or "9999-01-01T00:00:00Z")}
 
     async def work(db: Database) -> int:
         done, after = 0, 0
         for _ in range(REDELIVER_ROUNDS):
 
-            async def batch(tx: Tx, after: int = after) -> tuple[int, int | None]:
-                return await log.redeliver_range(
-                    tx, Settings(), subscription, since=first, until=last, only_failed=not everything, after=after,
-                    actor=actor, reason=reason,
-                )  # fmt: skip
+            async def batch(tx: Tx, after: int = after) -> Result:
+                arguments = {**given, "everything": everything, "after": after}
+                return await perform(tx, "webhooks.redeliver-range", arguments, actor=actor, reason=reason)
 
-            count, following = await db.run(batch)
-            done += count
-            if following is None:
+            result = await db.run(batch)
+            done += result.number
+            if result.rest is None:
                 break
-            after = following
+            after = int(result.rest["after"])
         return done
 
     typer.echo(f"sent again: {on_database(work)}")
@@ -216,8 +188,7 @@ def redeliver(
 @webhooks.command("test")
 def send_test(id: Id, actor: Actor, reason: Reason = None) -> None:
     """Deliver an event of the type webhook.test."""
-    made = act(lambda tx: log.send_test(tx, Settings(), id, actor=actor, reason=reason))
-    typer.echo(f"delivery {made.id} is {made.status}")
+    _do("webhooks.test", actor=actor, reason=reason, id=id)
 
 
 @webhooks.command()
@@ -258,15 +229,13 @@ def provider_secret(
     typer.echo(f"secret, shown once: {made}" if made else f"{provider} has a new secret")
 
 
-def _change(work: Callable[[Tx], Awaitable[subscriptions.Subscription]]) -> None:
-    after = act(work)
-    typer.echo(f"subscription {after.id} is {after.status}")
-
-
-def _say_created(created: subscriptions.Created) -> None:
-    typer.echo(f"subscription {created.subscription.id} is {created.subscription.status}")
-    if created.secret:
-        typer.echo(f"secret, shown once: {created.secret}")
+def _do(action: str, *, actor: str, reason: str | None, **arguments: Any) -> None:
+    """Do an action, say what was done, and show this once what it made."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    result = act(lambda tx: perform(tx, action, given, actor=actor, reason=reason))
+    typer.echo(result.message)
+    if result.secret:
+        typer.echo(f"secret, shown once: {result.secret}")
 
 
 def _read_secret(wanted: bool) -> str | None:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import Depends, Path, Query
+from fastapi import Depends, Path, Query, Request, Response
 from pydantic import BaseModel, Field, create_model
 
 from duly.auth.http import Require
@@ -19,7 +19,8 @@ from duly.console.sign_in import SCOPE
 from duly.console.timeline import read_timeline
 from duly.db import fetch
 from duly.errors import Invalid, NotFound
-from duly.http.transactions import RequestTx, Router
+from duly.http.transactions import HEADER, RequestTx, Router
+from duly.http.webhooks import BRING_YOUR_OWN
 from duly.operate import alerts, audit, dead_letters, events, jobs
 from duly.operate.actions import ACTIONS, Action, Arguments
 from duly.operate.arguments import LARGEST_ID, REASON_LIMIT, TEXT_LIMIT
@@ -47,6 +48,8 @@ class Done(BaseModel):
     message: str
     number: int
     facts: dict[str, str | int | bool | None]
+    secret: str | None = None
+    """What was made, this once."""
 
 
 class Items(BaseModel):
@@ -81,13 +84,22 @@ def _add_action(router: Router, action: Action) -> None:
     title = "".join(part.title() for part in action.name.replace(".", "-").split("-"))
     body = create_model(f"{title}Request", __base__=(action.arguments, Signed))
 
-    async def run(given: Any, tx: RequestTx, caller: Administrator) -> Done:
+    async def run(given: Any, tx: RequestTx, caller: Administrator, request: Request, response: Response) -> Done:
         values = {name: getattr(given, name) for name in action.arguments.model_fields}
+        if action.makes_secret and values["secret"] is None and HEADER in request.headers:
+            raise Invalid(BRING_YOUR_OWN)
+        response.headers["Cache-Control"] = "no-store"
         arguments = action.arguments.model_construct(**values)
         result = await action.run(tx, arguments, caller.subject[:TEXT_LIMIT], given.reason)
-        return Done(action=action.name, message=result.message, number=result.number, facts=dict(result.facts))
+        return Done(
+            action=action.name, message=result.message, number=result.number, facts=dict(result.facts),
+            secret=result.secret,
+        )  # fmt: skip
 
-    run.__annotations__ = {"given": body, "tx": RequestTx, "caller": Administrator, "return": Done}
+    run.__annotations__ = {
+        "given": body, "tx": RequestTx, "caller": Administrator, "request": Request, "response": Response,
+        "return": Done,
+    }  # fmt: skip
     router.post(f"/actions/{action.name}", summary=action.about, name=action.name)(run)
 
 

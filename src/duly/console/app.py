@@ -31,6 +31,7 @@ from duly.console.words import FILTERS
 from duly.db import Database, Statement, Tx, fetch, is_disconnect, sqlstate
 from duly.operate.actions import ACTIONS
 from duly.settings import Settings
+from duly.webhooks.look import host_of
 
 log = structlog.get_logger("duly.console")
 QUERY_CANCELED = "57014"
@@ -87,6 +88,7 @@ ENTRIES = (
     Entry("History", "/history", "h"),
     Entry("Dead letters", "/dead-letters", "d"),
     Entry("Outbox", "/outbox", "e"),
+    Entry("Webhooks", "/webhooks", "w"),
     Entry("Alerts", "/alerts", "l"),
     Entry("Audit", "/audit", "a"),
     Entry("Processes", "/processes", "p"),
@@ -188,7 +190,7 @@ class Console:
             lstrip_blocks=True,
         )
         made.filters.update(FILTERS)
-        made.filters.update(quoted=lambda text: quote(str(text), safe=""))
+        made.filters.update(quoted=lambda text: quote(str(text), safe=""), host=host_of)
         made.globals.update(
             mount=MOUNT, entries=ENTRIES, groups=_groups(self.sections), actions=ACTIONS, asset=self._asset, link=link
         )

@@ -14,6 +14,7 @@ from duly.operate.alerts import Alert, list_alerts
 from duly.operate.counts import CAP, NAMES_LIMIT, Count
 from duly.operate.status import LATE_SECONDS, Process, list_processes
 from duly.operate.words import span
+from duly.webhooks.look import COUNT_CAP, InTrouble, read_trouble
 
 if TYPE_CHECKING:
     from duly.console.app import Look
@@ -23,6 +24,7 @@ FRONT = 200
 SHOWN = 5
 LAG_SECONDS = 60.0
 QUEUE_LAG_SECONDS = 300.0
+SAID_ELSEWHERE = ("dead_letter", "event_failed", "schedule_broken", "webhook_failed", "webhook_disabled")
 READ_SCHEDULE_TROUBLE = Statement("""
 SELECT name, last_error IS NOT NULL AS is_broken,
        extract(epoch FROM duly.now() - next_run_at)::float8 AS late_seconds
@@ -73,6 +75,7 @@ class Pulse:
     processes: list[Process]
     late: list[str]
     broken: list[str]
+    webhooks: list[InTrouble]
     troubles: list[Trouble] = field(default_factory=list)
 
     def total(self, what: str) -> Count:
@@ -115,6 +118,7 @@ async def read_pulse(look: Look) -> Pulse:
         processes=await list_processes(look.tx),
         late=[row.name for row in late if not row.is_broken],
         broken=[row.name for row in late if row.is_broken],
+        webhooks=await read_trouble(look.tx),
     )
     pulse.troubles.extend(find_troubles(pulse))
     return pulse
@@ -160,7 +164,8 @@ def find_troubles(pulse: Pulse) -> list[Trouble]:
         for kind, sentence, cause in _MISSING
         if not pulse.alive(kind)
     ]
-    found += _job_troubles(pulse) + _event_troubles(pulse) + _schedule_troubles(pulse) + _alert_troubles(pulse)
+    found += _job_troubles(pulse) + _event_troubles(pulse) + _schedule_troubles(pulse) + _webhook_troubles(pulse)
+    found += _alert_troubles(pulse)
     return sorted(found, key=lambda trouble: trouble.tone != "bad")
 
 
@@ -221,8 +226,39 @@ def _schedule_troubles(pulse: Pulse) -> list[Trouble]:
     return found
 
 
+def _webhook_troubles(pulse: Pulse) -> list[Trouble]:
+    found = []
+    disabled = [one for one in pulse.webhooks if one.status == "DISABLED"]
+    if disabled:
+        first = disabled[0]
+        said = _count(len(disabled), "webhook subscriber is", "webhook subscribers are") + " disabled."
+        cause = f"{_hosts(disabled)}: {words_of(first.disabled_reason or '')}. What comes is kept, and nothing is sent."
+        found.append(Trouble("bad", said, cause, _place(disabled), "Resume"))
+    if failed := [one for one in pulse.webhooks if one.alert is not None]:
+        number = Count(sum(min(one.failed, COUNT_CAP) for one in failed), any(o.failed > COUNT_CAP for o in failed))
+        said = f"{number} webhook {'delivery has' if str(number) == '1' else 'deliveries have'} failed for good."
+        cause = f"{_hosts(failed)}: {words_of(failed[0].alert or '')}. Send them again once the receiver is repaired."
+        href = f"{_place(failed)}?status=PERMANENTLY_FAILED" if len(failed) == 1 else _place(failed)
+        found.append(Trouble("bad", said, cause, href, "Decide"))
+    if left := [one for one in pulse.webhooks if one.open_until is not None]:
+        first = left[0]
+        said = _count(len(left), "webhook subscriber does", "webhook subscribers do") + " not answer."
+        since = f" since {span((pulse.now - first.failing_since).total_seconds())}" if first.failing_since else ""
+        cause = f"{_hosts(left)}: {first.failures} failures in a row{since}. The circuit is open, and tries by itself."
+        found.append(Trouble("warn", said, cause, _place(left), "Look"))
+    return found
+
+
+def _hosts(found: Sequence[InTrouble]) -> str:
+    return _some(list(dict.fromkeys(one.host for one in found)))
+
+
+def _place(found: Sequence[InTrouble]) -> str:
+    return f"/webhooks/{found[0].id}" if len(found) == 1 else "/webhooks"
+
+
 def _alert_troubles(pulse: Pulse) -> list[Trouble]:
-    others = [alert for alert in pulse.alerts if alert.kind not in ("dead_letter", "event_failed", "schedule_broken")]
+    others = [alert for alert in pulse.alerts if alert.kind not in SAID_ELSEWHERE]
     if not others:
         return []
     said = _count(len(others), "alert is", "alerts are") + " open."

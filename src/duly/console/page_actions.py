@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 
-from duly.console.routes import Pages, Query, read, show, signed_in
+from duly.console.routes import MOUNT, Pages, Query, read, show, signed_in
 from duly.console.sign_in import local_path
 from duly.errors import Forbidden
 from duly.operate.actions import Action, Arguments, Result, find_action, read_arguments
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from duly.console.app import Console
     from duly.db import Tx
 
+SECRET = "secret"  # noqa: S105 - the field of it; it is never in an address, nor repeated on a page
 OURS = frozenset({"reason", "return_to", "confirmed"})  # fields of the form that are not the action's
 
 
@@ -34,7 +36,8 @@ async def ask(request: Request, name: str) -> Response:
         raise Forbidden("you may look, but not change anything: this needs the role ADMINISTRATOR")
     action = find_action(name)
     query = Query(request)
-    given = {field: value for field in action.arguments.model_fields if (value := query.text(field, longest=20_000))}
+    fields = [field for field in action.arguments.model_fields if field != SECRET]
+    given = {field: value for field in fields if (value := query.text(field, longest=20_000))}
     return await _confirm(request, action, given, query.text("return_to", longest=1_000) or "")
 
 
@@ -52,7 +55,12 @@ async def act(request: Request, name: str) -> Response:
         return await action.run(tx, arguments, actor, reason)
 
     result = await console.db.run(work)
-    response = RedirectResponse(local_path(form.get("return_to", "")), status_code=303)
+    return_to = local_path(form.get("return_to", ""))
+    if result.secret is not None:
+        return show(request, "secret.html", result=result, return_to=return_to)
+    if result.rest is not None:
+        return_to = f"{MOUNT}/actions/{name}?{urlencode({**result.rest, 'return_to': return_to})}"
+    response = RedirectResponse(return_to, status_code=303)
     response.headers["Cache-Control"] = "no-store"
     console.note(request, response, result.message[:1].upper() + result.message[1:] + ".")
     return response
@@ -61,7 +69,7 @@ async def act(request: Request, name: str) -> Response:
 async def _confirm(request: Request, action: Action, given: Mapping[str, Any], return_to: str) -> Response:
     arguments = read_arguments(action, given)
     count = await _count(request, action, arguments)
-    shown = {name: value for name, value in given.items() if name != "limit"}
+    shown = {name: value for name, value in given.items() if name not in ("limit", SECRET)}
     hidden = dict(given)
     if count is not None:
         hidden["limit"] = str(max(1, min(count.number, BULK_LIMIT)))  # no more than were counted

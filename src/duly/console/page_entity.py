@@ -19,6 +19,8 @@ from duly.operate.jobs import find_job, list_executions
 from duly.operate.why import around
 from duly.operate.why_look import start
 from duly.schedules.edit import get_schedule
+from duly.webhooks import sql_operate as webhook_sql
+from duly.webhooks.look import find_any
 
 if TYPE_CHECKING:
     from duly.console.app import Look
@@ -39,7 +41,7 @@ async def entity(request: Request) -> Response:
 
 
 async def search(request: Request) -> Response:
-    """A job's number, an event's or a run's id, a schedule, a job name or an entity: the page it is about."""
+    """A job's number, the id of an event, a run or a webhook, a schedule, a job name or an entity: the page it is about."""
     asked = Query(request).text("q")
     if asked is None:
         return show(request, "search.html", asked=None)
@@ -54,7 +56,7 @@ async def _find(look: Look, asked: str) -> str | None:
     from duly.console.app import link
 
     kind, _, rest = asked.partition(":")
-    if kind in ("job", "event", "schedule") and rest and (found := await _find(look, rest)):
+    if kind in ("job", "event", "schedule", "webhook_subscription", "webhook_delivery") and rest and (found := await _find(look, rest)):
         return found
     if asked.isascii() and asked.isdigit() and 0 < int(asked[:25]) <= LARGEST_ID:
         id = int(asked)
@@ -65,6 +67,10 @@ async def _find(look: Look, asked: str) -> str | None:
     if (uuid := parse_uuid(asked)) is not None:
         if await look.rows(sql.FIND_EVENT, id=uuid):
             return link(f"/events/{uuid}")
+        if await look.rows(webhook_sql.FIND_DELIVERY, id=uuid):
+            return link(f"/webhooks/deliveries/{uuid}")
+        if await find_any(look.tx, uuid) is not None:
+            return link(f"/webhooks/{uuid}")
         since, until = around(await start(look.tx), uuid) if uuid.version == 7 else (look.now, look.now)
         if rows := await look.rows(sql_why.FIND_EXECUTION, execution_id=uuid, since=since, until=until):
             return link(f"/jobs/{rows[0][0]}/runs/{uuid}")

@@ -20,6 +20,7 @@ from duly.operate.counts import Count
 from duly.operate.events import EventEntry, list_events
 from duly.operate.why import why
 from duly.operate.why_job import CONSUMER_PREFIX
+from duly.webhooks.look import list_of_events
 
 if TYPE_CHECKING:
     from duly.console.app import Console, Look
@@ -126,8 +127,10 @@ async def event(request: Request, id: UUID) -> Response:
         deliveries = []
         if found is not None:
             deliveries = await look.rows(sql_why.FIND_DELIVERIES, aggregate_id=found.aggregate_id, id=id, limit=100)
+        webhooks = await list_of_events(look.tx, [id])
         sentences = await why(look.tx, f"event:{id}")
     return show(
         request, "event.html", now=look.now, id=id, event=found, deliveries=deliveries, audit=audit,
+        webhooks=webhooks,
         sentences=sentences, may_see=signed_in(request).may_act,
     )  # fmt: skip

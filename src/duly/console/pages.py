@@ -17,6 +17,7 @@ from duly.console import (
     page_schedules,
     page_session,
     page_watch,
+    page_webhooks,
 )
 from duly.console.routes import MOUNT, Pages
 from duly.errors import NotFound
@@ -30,7 +31,7 @@ def create_pages(console: Console) -> Pages:
     pages = Pages(prefix=MOUNT)
     for family in (
         page_session, page_overview, page_jobs, page_schedules, page_history, page_events, page_entity, page_watch,
-        page_actions,
+        page_webhooks, page_actions,
     ):  # fmt: skip
         family.register(pages)
     for section in console.sections:

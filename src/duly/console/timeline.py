@@ -12,6 +12,7 @@ from duly.operate.dead_letters import list_dead_letters
 from duly.operate.events import list_events
 from duly.operate.jobs import list_executions, list_jobs
 from duly.operate.words import short
+from duly.webhooks.look import host_of, list_of_events, list_tried
 
 EACH = 100  # of each source, the newest
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -111,5 +112,26 @@ async def _events(tx: Tx, entity_id: str) -> list[Moment]:
     return found
 
 
-for _name, _source in (("jobs", _jobs), ("dead letters", _dead), ("runs", _runs), ("events", _events)):
+async def _webhooks(tx: Tx, entity_id: str) -> list[Moment]:
+    """What was made of the entity's events, and each attempt to deliver it."""
+    events = await list_events(tx, aggregate_id=entity_id, limit=EACH)
+    found = await list_of_events(tx, [event.id for event in events if event.published_at is not None], limit=EACH)
+    named = {one.id: f"{one.event_type} to {host_of(url)}" for one, url in found}
+    moments = [
+        Moment(one.created_at, "webhook", f"Delivery of {named[one.id]}", one.status, f"/webhooks/deliveries/{one.id}",
+               "bad" if one.status == "PERMANENTLY_FAILED" else "")
+        for one, _ in found
+    ]  # fmt: skip
+    for tried in await list_tried(tx, list(named), limit=EACH) if named else []:
+        tone = "good" if tried.outcome == "DELIVERED" else "warn"
+        title = f"Attempt {tried.number}: {named[tried.delivery_id]}"
+        detail = f"{tried.answer}, {tried.latency_ms} ms"
+        href = f"/webhooks/deliveries/{tried.delivery_id}"
+        moments.append(Moment(tried.started_at, "attempt", title, detail, href, tone))
+    return moments
+
+
+for _name, _source in (
+    ("jobs", _jobs), ("dead letters", _dead), ("runs", _runs), ("events", _events), ("webhooks", _webhooks),
+):  # fmt: skip
     add_source(_name, _source)

@@ -33,16 +33,25 @@ class Arguments(BaseModel):
 
 @dataclass(frozen=True)
 class Result:
-    """What was done: a sentence for people, facts for machines, and for a bulk action how many."""
+    """What was done: a sentence for people, facts for machines, and for a bulk action how many.
+
+    ``secret`` is shown once, to whoever acted, and kept nowhere. ``rest`` are the arguments that go on where a bulk
+    action ended.
+    """
 
     message: str
     number: int = 1
     facts: Mapping[str, str | int | bool | None] = field(default_factory=dict)
+    secret: str | None = field(default=None, repr=False)
+    rest: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
 class Action:
-    """One thing an operator can do. ``count`` says beforehand how many a bulk action would touch."""
+    """One thing an operator can do. ``count`` says beforehand how many a bulk action would touch.
+
+    One that ``makes_secret`` makes one if its argument ``secret`` is left out; its answer is then for one pair of eyes.
+    """
 
     name: str
     about: str
@@ -51,6 +60,7 @@ class Action:
     is_destructive: bool = False
     count: Callable[[Tx, Any], Awaitable[Count]] | None = None
     verb: str = "Do it"
+    makes_secret: bool = False
 
     def __post_init__(self) -> None:
         """The name becomes a path and a command, so it is one."""

@@ -24,7 +24,7 @@ Answer = Callable[[Look, str], Awaitable[list[str]]]
 
 
 async def why(tx: Tx, id: str) -> list[str]:
-    """Sentences about a job, event, execution, schedule, job name or entity; payloads are never among them.
+    """Sentences about a job, event, execution, webhook, schedule, job name or entity; payloads are never among them.
 
     ``job:7``, ``event:...``, ``execution:...``, ``schedule:...`` and ``entity:...`` say which is meant; without that,
     a number is a job, a UUID an event or execution, anything else a name, and all of them may be an entity.
@@ -36,7 +36,7 @@ async def why(tx: Tx, id: str) -> list[str]:
     kind, _, rest = asked.partition(":")
     if rest and kind in _ANSWERS and (said := await _ANSWERS[kind](look, rest)):
         return said
-    for answer in (_job, _event, _execution, why_name, why_entity):
+    for answer in (_job, _event, *_ADDED, _execution, why_name, why_entity):
         if said := await answer(look, asked):
             return said
     return await _nothing(look, asked)
@@ -74,6 +74,15 @@ _ANSWERS: dict[str, Answer] = {
 }
 
 
+_ADDED: list[Answer] = []
+
+
+def add_answer(kind: str, answer: Answer) -> None:
+    """Let a part above this one answer for ids of its own, which are UUIDs; ``kind:ID`` says that it is meant."""
+    _ANSWERS[kind] = answer
+    _ADDED.append(answer)
+
+
 async def _nothing(look: Look, asked: str) -> list[str]:
     said = [f"Nothing is known about {asked[:SHOWN_ID]}."]
     number = _number(asked)
@@ -83,7 +92,8 @@ async def _nothing(look: Look, asked: str) -> list[str]:
     since = f" (the log of runs begins {oldest})" if oldest else ""
     return [
         *said,
-        "Looked at: jobs, dead letters, executions, events, the outbox, schedules, job names, entities and the audit.",
+        "Looked at: jobs, dead letters, executions, events, the outbox, schedules, job names, entities, webhooks and "
+        "the audit.",
         f"History older than the retention is dropped{since}.",
     ]
 

@@ -5,11 +5,14 @@ What an operator, the console and the API call; each gets a transaction, and eve
 
 from __future__ import annotations
 
+from duly.webhooks import actions as _actions  # noqa: F401 - importing it registers them
+from duly.webhooks import why as _why  # noqa: F401 - importing it lets ``duly why`` answer for these
 from duly.webhooks.deliveries import (
     Attempt,
     Delivery,
     DeliveryWithAttempts,
     count_deliveries,
+    count_range,
     find_delivery,
     list_attempts,
     list_deliveries,
@@ -43,6 +46,7 @@ __all__ = [
     "Subscription",
     "add_provider_secret",
     "count_deliveries",
+    "count_range",
     "create_subscription",
     "delete_subscription",
     "disable_subscription",

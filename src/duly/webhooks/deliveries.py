@@ -109,7 +109,7 @@ async def count_deliveries(tx: Tx, subscription_id: UUID) -> dict[str, Count]:
 
 async def find_delivery(tx: Tx, id: UUID, *, owner: str | None = None) -> DeliveryWithAttempts:
     """One of them, with everything that is known of it."""
-    delivery = await _find(tx, id, owner)
+    delivery = await _find(tx, id, owner, with_deleted=True)
     events = await fetch(tx, sql.READ_EVENT, id=delivery.event_id)
     return DeliveryWithAttempts(
         delivery, await list_attempts(tx, id), encode_body(as_event(events[0])) if events else None
@@ -134,6 +134,7 @@ async def redeliver(
     await fetch(tx, sql.CANCEL_JOBS, id=str(id))
     await _audit(tx, "webhook_delivery.redelivered", f"webhook_delivery:{id}", signature)
     await admit(tx, [delivery.subscription_id], most=share_of(settings.webhook_concurrency))
+    await fetch(tx, sql.RESOLVE_FAILED_ALERT, id=delivery.subscription_id)
     return Delivery(*(await fetch(tx, sql.FIND_DELIVERY, id=id))[0])
 
 
@@ -153,11 +154,9 @@ async def redeliver_range(
 ) -> tuple[int, int | None]:
     """Send again what was made in this time, oldest first; how many, and ``after`` for the rest if there is any."""
     signature = signed(actor=actor, reason=reason)
-    if since.tzinfo is None or until.tzinfo is None or since >= until:
-        raise Invalid("give since and until with their offset from UTC, since before until")
+    statuses = _range(since, until, only_failed=only_failed)
     await find_subscription(tx, subscription_id, owner=owner)
     await lock(tx, [subscription_id])
-    statuses = list(FAILED_STATUSES if only_failed else sorted(FINISHED))
     rows = await fetch(
         tx, sql.REDELIVER_RANGE, subscription_id=subscription_id, since=since, until=until, statuses=statuses,
         after=after, limit=bulk_size(limit),
@@ -165,7 +164,28 @@ async def redeliver_range(
     what = {"since": since, "until": until, "only_failed": only_failed, "count": len(rows)}
     await _audit(tx, "webhook_subscription.redelivered", f"webhook_subscription:{subscription_id}", signature, what)
     await admit(tx, [subscription_id], most=share_of(settings.webhook_concurrency))
+    await fetch(tx, sql.RESOLVE_FAILED_ALERT, id=subscription_id)
     return len(rows), max((row[0] for row in rows), default=0) if len(rows) == limit else None
+
+
+async def count_range(
+    tx: Tx, subscription_id: UUID, *, since: datetime, until: datetime, only_failed: bool = True, after: int = 0
+) -> Count:
+    """How many ``redeliver_range`` would send again, as far as one counts."""
+    statuses = _range(since, until, only_failed=only_failed)
+    await find_subscription(tx, subscription_id)
+    rows = await fetch(
+        tx, sql.COUNT_RANGE, subscription_id=subscription_id, since=since, until=until, statuses=statuses,
+        after=after, cap=CAP + 1,
+    )  # fmt: skip
+    return Count.of(rows[0][0])
+
+
+def _range(since: datetime, until: datetime, *, only_failed: bool) -> list[str]:
+    """Which deliveries of a time are meant; Invalid when it is no time."""
+    if since.tzinfo is None or until.tzinfo is None or since >= until:
+        raise Invalid("give since and until with their offset from UTC, since before until")
+    return list(FAILED_STATUSES if only_failed else sorted(FINISHED))
 
 
 async def send_test(
@@ -193,11 +213,14 @@ async def send_test(
     return Delivery(*(await fetch(tx, sql.FIND_DELIVERY, id=id))[0])
 
 
-async def _find(tx: Tx, id: UUID, owner: str | None) -> Delivery:
+async def _find(tx: Tx, id: UUID, owner: str | None, *, with_deleted: bool = False) -> Delivery:
+    """One of this owner's; operators may look at what is left of a deleted subscription's, too."""
     rows = await fetch(tx, sql.FIND_DELIVERY, id=id)
     if not rows:
         raise NotFound(f"no webhook delivery has the id {id}")
     delivery = Delivery(*rows[0])
+    if with_deleted and owner is None:
+        return delivery
     try:
         await find_subscription(tx, delivery.subscription_id, owner=owner)
     except Forbidden:

@@ -18,7 +18,7 @@ FROM (SELECT ARRAY(SELECT DISTINCT p FROM duly.webhook_subscriptions s CROSS JOI
 ON CONFLICT (name) DO UPDATE SET patterns = excluded.patterns, enabled = excluded.enabled
 """)
 
-_SUBSCRIPTION = """
+SUBSCRIPTION = """
     s.id, s.owner, s.url, s.description, s.patterns, s.status, s.max_in_flight, s.timeout_seconds, s.failures,
     s.failing_since, s.open_until, s.disabled_reason, s.version, s.created_at, s.updated_at,
     ARRAY(SELECT k.number FROM duly.webhook_secrets k
@@ -33,18 +33,18 @@ VALUES (CAST(:id AS uuid), CAST(:owner AS text), CAST(:url AS text), CAST(:descr
         CAST(:patterns AS text[]), CAST(:max_in_flight AS smallint), CAST(:timeout_seconds AS smallint), duly.now(),
         duly.now())
 """)
-FIND_SUBSCRIPTION = Statement("SELECT" + _SUBSCRIPTION + "WHERE s.id = CAST(:id AS uuid) AND s.status <> 'DELETED'")
+FIND_SUBSCRIPTION = Statement("SELECT" + SUBSCRIPTION + "WHERE s.id = CAST(:id AS uuid) AND s.status <> 'DELETED'")
 LOCK_SUBSCRIPTION = Statement(
-    "SELECT" + _SUBSCRIPTION + "WHERE s.id = CAST(:id AS uuid) AND s.status <> 'DELETED' FOR NO KEY UPDATE OF s"
+    "SELECT" + SUBSCRIPTION + "WHERE s.id = CAST(:id AS uuid) AND s.status <> 'DELETED' FOR NO KEY UPDATE OF s"
 )
 _NEWEST_SUBSCRIPTION_FIRST = """
   AND s.id < coalesce(CAST(:before AS uuid), 'ffffffff-ffff-ffff-ffff-ffffffffffff')
 ORDER BY s.id DESC LIMIT CAST(:limit AS int)
 """
-LIST_SUBSCRIPTIONS = Statement("SELECT" + _SUBSCRIPTION + "WHERE s.status <> 'DELETED'" + _NEWEST_SUBSCRIPTION_FIRST)
+LIST_SUBSCRIPTIONS = Statement("SELECT" + SUBSCRIPTION + "WHERE s.status <> 'DELETED'" + _NEWEST_SUBSCRIPTION_FIRST)
 LIST_OWN_SUBSCRIPTIONS = Statement(
     "SELECT"
-    + _SUBSCRIPTION
+    + SUBSCRIPTION
     + "WHERE s.status <> 'DELETED' AND s.owner = CAST(:owner AS text)"
     + _NEWEST_SUBSCRIPTION_FIRST
 )
@@ -129,19 +129,19 @@ WHERE provider = CAST(:provider AS text) AND number = CAST(:number AS int)
 
 # ------------------------------------------------------------------------------------------------------ deliveries
 
-_DELIVERY = """
+DELIVERY = """
     d.id, d.number, d.subscription_id, d.event_id, d.event_type, d.aggregate_id, d.event_created_at, d.status,
     d.attempts, d.tries, d.redeliveries, d.next_attempt_at, d.last_http_status, d.last_error, d.created_at,
     d.finished_at
 """
-_OF_DELIVERIES = _DELIVERY + "FROM duly.webhook_deliveries d "
+_OF_DELIVERIES = DELIVERY + "FROM duly.webhook_deliveries d "
 _BEFORE = " AND d.number < coalesce(CAST(:before AS bigint), 9223372036854775807) "
 _NEWEST_DELIVERY_FIRST = "ORDER BY d.number DESC LIMIT CAST(:limit AS int)"
 FIND_DELIVERY = Statement("SELECT" + _OF_DELIVERIES + "WHERE d.id = CAST(:id AS uuid)")
 LIST_DELIVERIES = Statement("SELECT" + _OF_DELIVERIES + "WHERE true" + _BEFORE + _NEWEST_DELIVERY_FIRST)
 LIST_DELIVERIES_OF_STATUS = Statement(
     "SELECT"
-    + _DELIVERY
+    + DELIVERY
     + """FROM duly.webhook_subscriptions s
 CROSS JOIN LATERAL (SELECT d.* FROM duly.webhook_deliveries d
                     WHERE d.subscription_id = s.id AND d.status = CAST(:status AS text)"""
@@ -206,6 +206,24 @@ REDELIVER_RANGE = Statement(
 RETURNING d.number
 """
 )
+COUNT_RANGE = Statement("""
+SELECT count(*)::int FROM (
+    SELECT 1 FROM unnest(CAST(:statuses AS text[])) AS s(status)
+    CROSS JOIN LATERAL (
+        SELECT 1 FROM duly.webhook_deliveries o
+        WHERE o.subscription_id = CAST(:subscription_id AS uuid) AND o.status = s.status
+          AND o.created_at >= CAST(:since AS timestamptz) AND o.created_at < CAST(:until AS timestamptz)
+          AND o.number > CAST(:after AS bigint)
+        ORDER BY o.number LIMIT CAST(:cap AS int)) AS c
+    LIMIT CAST(:cap AS int)) AS counted
+""")
+# When the last that failed for good is sent again, nobody has to be told about it any more.
+RESOLVE_FAILED_ALERT = Statement("""
+UPDATE duly.alerts SET resolved_at = duly.now()
+WHERE kind = 'webhook_failed' AND subject = CAST(CAST(:id AS uuid) AS text) AND resolved_at IS NULL
+  AND NOT EXISTS (SELECT 1 FROM duly.webhook_deliveries d
+                  WHERE d.subscription_id = CAST(:id AS uuid) AND d.status = 'PERMANENTLY_FAILED')
+""")
 CANCEL_JOBS = Statement("""
 DELETE FROM duly.jobs j WHERE j.entity_id = CAST(:id AS text) AND j.name = 'duly.deliver-webhook'
   AND j.lease_token IS NULL

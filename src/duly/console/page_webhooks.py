@@ -1,0 +1,133 @@
+"""Webhooks: who subscribed and how that goes, one subscriber with its deliveries, one delivery with its attempts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from duly.console.routes import BadQuery, Pages, Query, read, show, signed_in
+from duly.errors import Forbidden, NotFound
+from duly.ids import parse_uuid
+from duly.operate.audit import list_audit
+from duly.webhooks.actions import OPERATOR
+from duly.webhooks.deliveries import STATUSES, TEST_TYPE, Delivery, count_deliveries, find_delivery, list_deliveries
+from duly.webhooks.look import (
+    count_of_each,
+    find_any,
+    list_alerts_of,
+    list_of_type,
+    list_secrets,
+    say_delivery,
+    say_standing,
+)
+from duly.webhooks.model import FINISHED
+from duly.webhooks.subscriptions import find_subscription, list_subscriptions
+
+if TYPE_CHECKING:
+    from duly.console.app import Look
+
+PAGE = 50
+ATTEMPTS_LIMIT = 50
+
+
+def register(pages: Pages) -> None:
+    """Add these routes."""
+    pages.get("/webhooks")(webhooks)
+    pages.get("/webhooks/new")(new_webhook)
+    pages.get("/webhooks/deliveries/{id}")(delivery)
+    pages.get("/webhooks/{id}")(webhook)
+    pages.get("/webhooks/{id}/edit")(edit_webhook)
+
+
+async def webhooks(request: Request) -> Response:
+    """Every subscription, the newest first, with what waits and what failed."""
+    query = Query(request)
+    after = query.text("after")
+    before = parse_uuid(after) if after is not None else None
+    if after is not None and before is None:
+        raise BadQuery("after is what the link to the next page says")
+    async with read(request) as look:
+        found = await list_subscriptions(look.tx, before=before, limit=PAGE + 1)
+        counts = await count_of_each(look.tx, [one.id for one in found[:PAGE]]) if found else {}
+    more = found[PAGE - 1].id if len(found) > PAGE else None
+    return show(
+        request, "webhooks.html", now=look.now, subscriptions=found[:PAGE], counts=counts, after=more,
+        is_first=after is None,
+    )  # fmt: skip
+
+
+async def new_webhook(request: Request) -> Response:
+    """The form for a new one."""
+    _check_may_act(request)
+    return show(request, "webhook_edit.html", subscription=None, owner=OPERATOR)
+
+
+async def edit_webhook(request: Request, id: UUID) -> Response:
+    """The form for one that is there."""
+    _check_may_act(request)
+    async with read(request) as look:
+        found = await find_subscription(look.tx, id)
+    return show(request, "webhook_edit.html", now=look.now, subscription=found, owner=found.owner)
+
+
+async def webhook(request: Request, id: UUID) -> Response:
+    """One subscriber: why nothing is delivered now, its secrets' ages, and its deliveries."""
+    query = Query(request)
+    status, event_type = query.choice("status", STATUSES), query.text("type")
+    before = query.number("after")
+    async with read(request) as look:
+        found = await find_any(look.tx, id)
+        audit = await list_audit(look.tx, subject=f"webhook_subscription:{id}", limit=20)
+        if found is None and not audit:
+            raise NotFound("no webhook subscription has this id")
+        if found is None:
+            return show(request, "webhook.html", now=look.now, id=id, subscription=None, audit=audit)
+        sentences = await say_standing(look.tx, found, look.now)
+        deliveries, after, has_looked = await _deliveries(look, id, status, event_type, before)
+        secrets = await list_secrets(look.tx, id)
+        counts = await count_deliveries(look.tx, id)
+        alerts = await list_alerts_of(look.tx, id)
+    return show(
+        request, "webhook.html", now=look.now, id=id, subscription=found, audit=audit, sentences=sentences,
+        deliveries=deliveries, after=after, has_looked=has_looked, secrets=secrets, counts=counts, alerts=alerts,
+        statuses=STATUSES, status=status, event_type=event_type, is_first=before is None, finished=FINISHED,
+    )  # fmt: skip
+
+
+async def _deliveries(
+    look: Look, id: UUID, status: str | None, event_type: str | None, before: int | None
+) -> tuple[list[Delivery], int | None, bool]:
+    """A page, where the next begins, and whether that is only as far as was looked."""
+    reached = None
+    if event_type is None:
+        found = await list_deliveries(look.tx, subscription_id=id, status=status, before=before, limit=PAGE + 1)
+    else:
+        found, reached = await list_of_type(
+            look.tx, id, event_type=event_type, status=status, before=before, limit=PAGE + 1
+        )
+    if len(found) > PAGE:
+        return found[:PAGE], found[PAGE - 1].number, False
+    return found, reached, reached is not None
+
+
+async def delivery(request: Request, id: UUID) -> Response:
+    """One delivery: where it stands and why, and each attempt; what was sent and answered is for administrators."""
+    async with read(request) as look:
+        found = await find_delivery(look.tx, id)
+        subscription = await find_any(look.tx, found.delivery.subscription_id)
+        sentences = await say_delivery(look.tx, found.delivery, subscription, look.now)
+        audit = await list_audit(look.tx, subject=f"webhook_delivery:{id}", limit=20)
+    body = found.body.decode() if found.body is not None else None
+    return show(
+        request, "delivery.html", now=look.now, delivery=found.delivery, attempts=found.attempts[:ATTEMPTS_LIMIT],
+        body=body if signed_in(request).may_act else None, subscription=subscription, sentences=sentences,
+        audit=audit, is_gone=body is None, is_test=found.delivery.event_type == TEST_TYPE, finished=FINISHED,
+    )  # fmt: skip
+
+
+def _check_may_act(request: Request) -> None:
+    if not signed_in(request).may_act:
+        raise Forbidden("you may look, but not change anything: this needs the role ADMINISTRATOR")
