@@ -12,14 +12,19 @@ from sqlalchemy import text
 
 from apps.birthdays import service as birthdays
 from apps.commerce import service as commerce
+from apps.commerce.events import ORDERS
 from apps.commerce.model import LAST_NET, PAYMENT_WINDOW, Line, Order
 from apps.currencies.service import SYNC
 from apps.quality import service as quality
 from apps.quality.model import Severity
+from apps.sandbox import catcher
 from apps.transfers import service as transfers
+from apps.transfers.events import TOPIC as PRODUCTS
 from apps.users import service as users
 from duly import Done, Duly, JobContext, Tx, schedule
+from duly.db import settings_of
 from duly.schedules.edit import seed_schedule
+from duly.webhooks import Keyring, create_subscription
 
 ARE_THERE = text("SELECT EXISTS (SELECT 1 FROM quality.nonconformities)")
 MAKE_OLD = text("""
@@ -51,6 +56,7 @@ UPDATE birthdays.events SET year = year - 1, target_local = target_local - inter
 WHERE id = :id
 """)
 MOST_ROWS = 2_000
+DEAD_URL = "http://127.0.0.1:65000/hooks"
 FINDINGS = [
     ("ACME-7", Severity.HIGH, "Burrs on the flange, lot 4711"),
     ("ACME-7", Severity.LOW, "Label in the wrong language"),
@@ -111,6 +117,7 @@ async def load(tx: Tx) -> None:
     """Write everything once, through the services."""
     if (await tx.execute(ARE_THERE)).scalar_one():
         return
+    await _subscribe(tx)
     for supplier, severity, description in FINDINGS:
         nc = await quality.create_nc(
             tx, supplier_id=supplier, severity=severity, description=description, actor="sample-engineer"
@@ -129,6 +136,26 @@ async def load(tx: Tx) -> None:
         await seed_schedule(
             tx, name=name, cron=cron, timezone="UTC", max_retries=1, misfire="skip", payload={}, actor="samples"
         )
+
+
+async def _subscribe(tx: Tx) -> None:
+    """Webhooks to look at: one that the sandbox takes, and one to a port where nobody listens, so that it fails."""
+    settings = settings_of(tx)
+    if settings.env != "development":  # only there may webhooks go to this machine
+        return
+    keyring = Keyring.open(settings)
+    for url, patterns, description in (
+        (
+            f"http://127.0.0.1:{settings.port}{catcher.PATH}",
+            [ORDERS, PRODUCTS],
+            "Orders and transfers, for the sandbox",
+        ),
+        (DEAD_URL, ["quality.*"], "Nobody listens here: its circuit opens"),
+    ):
+        await create_subscription(
+            tx, settings, keyring, owner="samples", url=url, patterns=patterns, description=description,
+            actor="samples",
+        )  # fmt: skip
 
 
 async def _register_people(tx: Tx) -> None:

@@ -6,16 +6,21 @@ from pathlib import Path
 
 from apps import samples
 from apps.birthdays import api as birthdays_api
+from apps.birthdays import console as birthdays_console
 from apps.birthdays import service as birthdays
 from apps.birthdays import workers as birthdays_workers
 from apps.commerce import api as commerce_api
+from apps.commerce import console as commerce_console
 from apps.commerce import workers as commerce_workers
 from apps.currencies import api as currencies_api
+from apps.currencies import console as currencies_console
 from apps.currencies import workers as currencies_workers
 from apps.quality import api as quality_api
+from apps.quality import console as quality_console
 from apps.quality import workers as quality_workers
 from apps.sandbox import catcher, nbp
 from apps.transfers import api as transfers_api
+from apps.transfers import console as transfers_console
 from apps.transfers import workers as transfers_workers
 from apps.users import api as users_api
 from duly import Duly
@@ -40,5 +45,8 @@ commerce_workers.register(app)
 app.include_router(currencies_api.router)
 currencies_workers.register(app)
 app.include_router(nbp.create_router(), development_only=True)
+
+for pages in (transfers_console, quality_console, birthdays_console, commerce_console, currencies_console):
+    pages.register(app)
 
 samples.register(app)

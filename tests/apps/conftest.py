@@ -49,6 +49,7 @@ async def serving(db: Database, directory: Path) -> AsyncIterator[Api]:
     listener = listen()
     port = listener.getsockname()[1]
     settings = Settings(data=directory, shutdown_grace_seconds=1)
+    db.settings = settings  # as a command opens it
     await app.prepare(db)
     served = build_api(db, [], settings, app, port=port)
     server = create_server(served, settings)

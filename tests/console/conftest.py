@@ -102,6 +102,7 @@ async def serving(db: Database, directory: Path, app: Duly | None = None, **opti
     listener = listen()
     port = listener.getsockname()[1]
     settings = Settings(data=directory, shutdown_grace_seconds=1, **options)
+    db.settings = settings  # as a command opens it
     stop = asyncio.Event()
     api = build_api(db, [], settings, app or Duly(), port=port, stop=stop)
     server = create_server(api, settings)

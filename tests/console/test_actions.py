@@ -16,9 +16,10 @@ from duly.db import Database, Tx
 from duly.errors import Invalid, NotFound
 from duly.operate.actions import ACTIONS, Action, Arguments, Result, perform, register
 from tests.console.conftest import Site, csrf_of, post, serving
-from tests.console.world import EVENT, fill
+from tests.console.world import DELIVERY, DISABLED, EVENT, SUBSCRIPTION, fill
 from tests.support import rows, value
 
+SECRET = "a-secret-of-sixteen"
 # What each action is given, the command that does the same, and what the audit then says.
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "jobs.cancel": ({"id": "1"}, "jobs cancel", "job.cancelled"),
@@ -38,7 +39,29 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "schedules.disable": ({"name": "duly.forget-audit"}, "schedules disable", "schedule.disabled"),
     "schedules.trigger": ({"name": "duly.forget-audit"}, "schedules trigger", "schedule.triggered"),
     "schedules.remove": ({"name": "duly.forget-audit"}, "schedules remove", "schedule.removed"),
-}
+    "webhooks.add": (
+        {"url": "http://127.0.0.1:8009/", "events": "order.* parcel.*", "secret": SECRET},
+        "webhooks add", "webhook_subscription.created",
+    ),
+    "webhooks.edit": (
+        {"id": SUBSCRIPTION, "events": "parcel.*", "max_in_flight": "3", "expected_version": "1"},
+        "webhooks edit", "webhook_subscription.edited",
+    ),
+    "webhooks.rotate": (
+        {"id": SUBSCRIPTION, "secret": SECRET, "overlap_hours": "1.5"},
+        "webhooks rotate", "webhook_subscription.secret_rotated",
+    ),
+    "webhooks.pause": ({"id": SUBSCRIPTION}, "webhooks pause", "webhook_subscription.paused"),
+    "webhooks.resume": ({"id": DISABLED}, "webhooks resume", "webhook_subscription.resumed"),
+    "webhooks.disable": ({"id": SUBSCRIPTION}, "webhooks disable", "webhook_subscription.disabled"),
+    "webhooks.delete": ({"id": SUBSCRIPTION}, "webhooks delete", "webhook_subscription.deleted"),
+    "webhooks.redeliver": ({"id": DELIVERY}, "webhooks redeliver", "webhook_delivery.redelivered"),
+    "webhooks.redeliver-range": (
+        {"id": SUBSCRIPTION, "since": "2020-01-01T00:00", "until": "2100-01-01T00:00+01:00"},
+        "webhooks redeliver", "webhook_subscription.redelivered",
+    ),
+    "webhooks.test": ({"id": SUBSCRIPTION}, "webhooks test", "webhook_subscription.tested"),
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +86,8 @@ def test_every_action_has_a_command(name: str) -> None:
     command: Any = get_command(commands)
     group = command.commands[family]
     assert verb in group.commands
-    source = (
-        Path(__file__).parents[2] / "src/duly/cli" / ("schedules.py" if family == "schedules" else "operate.py")
-    ).read_text()
+    file = f"{family}.py" if family in ("schedules", "webhooks") else "operate.py"
+    source = (Path(__file__).parents[2] / "src/duly/cli" / file).read_text()
     assert f'"{name}"' in source, "the command must run the action"
 
 

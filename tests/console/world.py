@@ -8,6 +8,10 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}</t
 EVENT = "019c0000-0000-7000-8000-000000000001"
 PUBLISHED = "019c0000-0000-7000-8000-000000000002"
 RUN = "019c0000-0000-7000-8000-000000000003"
+SUBSCRIPTION = "019c0000-0000-7000-8000-000000000004"
+DISABLED = "019c0000-0000-7000-8000-000000000005"
+DELIVERY = "019c0000-0000-7000-8000-000000000006"
+RETRYING = "019c0000-0000-7000-8000-000000000007"
 
 STATEMENTS = (
     "SELECT setval(s.name, greatest(nextval(s.name), 1000)) FROM pg_get_serial_sequence('duly.jobs', 'id') AS s(name)",
@@ -44,6 +48,31 @@ STATEMENTS = (
     "INSERT INTO duly.audit (at, actor, action, subject, reason, before, after) VALUES (duly.now(), %(text)s, "
     "%(text)s, %(text)s, %(text)s, jsonb_build_object(%(text)s::text, %(text)s::text), "
     "jsonb_build_object('x', %(text)s::text))",
+    # one subscriber that fails, and one that is disabled; the texts are whatever a receiver or a caller may say
+    "INSERT INTO duly.webhook_subscriptions (id, owner, url, description, patterns, status, failures, failing_since, "
+    "open_until, disabled_reason, created_at, updated_at) VALUES "
+    "('019c0000-0000-7000-8000-000000000004', %(text)s, 'https://hooks.example.com/in?token=sesame', %(text)s, "
+    "ARRAY['order.*', %(text)s], 'ACTIVE', 6, duly.now() - interval '1 h', duly.now() + interval '5 min', NULL, "
+    "duly.now() - interval '9 d', duly.now()), "
+    "('019c0000-0000-7000-8000-000000000005', %(text)s, 'https://gone.example.com/', '', ARRAY['*'], 'DISABLED', 1, "
+    "duly.now() - interval '6 d', NULL, %(text)s, duly.now() - interval '9 d', duly.now())",
+    "INSERT INTO duly.webhook_secrets (subscription_id, number, key_id, sealed, created_at) VALUES "
+    "('019c0000-0000-7000-8000-000000000004', 1, %(text)s, repeat('x', 60)::bytea, duly.now() - interval '9 d')",
+    "INSERT INTO duly.webhook_deliveries (id, subscription_id, event_id, event_type, aggregate_id, event_created_at, "
+    "status, attempts, tries, next_attempt_at, last_http_status, last_error, created_at, finished_at) VALUES "
+    "('019c0000-0000-7000-8000-000000000006', '019c0000-0000-7000-8000-000000000004', "
+    "'019c0000-0000-7000-8000-000000000002', %(text)s, %(text)s, duly.now(), 'PERMANENTLY_FAILED', 8, 8, NULL, 500, "
+    "%(text)s, duly.now() - interval '1 h', duly.now()), "
+    "('019c0000-0000-7000-8000-000000000007', '019c0000-0000-7000-8000-000000000004', "
+    "'019c0000-0000-7000-8000-000000000001', 'order.paid', %(text)s, duly.now(), 'RETRYING', 1, 1, "
+    "duly.now() + interval '1 min', NULL, 'timeout', duly.now(), NULL)",
+    "INSERT INTO duly.webhook_attempts (delivery_id, number, subscription_id, started_at, latency_ms, outcome, "
+    "http_status, error, address, request_headers, request_bytes, response_headers, response_excerpt, worker) VALUES "
+    "('019c0000-0000-7000-8000-000000000006', 8, '019c0000-0000-7000-8000-000000000004', duly.now(), 1234, 'FAILED', "
+    "500, 'http_status', '192.0.2.1', jsonb_build_object('X-Note', %(text)s::text), 77, "
+    "jsonb_build_object('server', %(text)s::text), %(text)s, %(text)s)",
+    "INSERT INTO duly.alerts (kind, subject, message, raised_at, last_at) VALUES "
+    "('webhook_failed', '019c0000-0000-7000-8000-000000000004', %(text)s, duly.now(), duly.now())",
 )  # fmt: skip
 
 
@@ -64,5 +93,8 @@ PAGES = (
     "/console/outbox?status=PENDING", "/console/outbox?status=PUBLISHED", "/console/outbox?aggregate=order:1",
     f"/console/events/{EVENT}", f"/console/events/{PUBLISHED}", "/console/entity?id=order:1", "/console/entity",
     "/console/search", "/console/audit", "/console/audit?subject=order:1", "/console/alerts", "/console/alerts?all=1",
-    "/console/processes",
+    "/console/processes", "/console/webhooks", f"/console/webhooks/{SUBSCRIPTION}", f"/console/webhooks/{DISABLED}",
+    f"/console/webhooks/{SUBSCRIPTION}?status=RETRYING", f"/console/webhooks/{SUBSCRIPTION}?type=order.paid",
+    f"/console/webhooks/{SUBSCRIPTION}?type=order.paid&status=RETRYING", f"/console/webhooks/deliveries/{DELIVERY}",
+    f"/console/webhooks/deliveries/{RETRYING}",
 )  # fmt: skip

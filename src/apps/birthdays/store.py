@@ -181,6 +181,22 @@ WHERE status = 'PENDING' AND target_utc < duly.now() + make_interval(days => :da
   AND (target_utc, id) > (CAST(:after_utc AS timestamptz), CAST(:after_id AS uuid))
 ORDER BY target_utc, id LIMIT :limit
 """)
+# Each along the index of its status. What is over is of two kinds in one index: so many are looked through.
+LIST_PENDING = text("""
+SELECT * FROM birthdays.events WHERE status = 'PENDING'
+  AND (target_utc, id) > (CAST(:after_at AS timestamptz), CAST(:after_id AS uuid))
+ORDER BY target_utc, id LIMIT :limit
+""")
+LIST_PROCESSING = text("""
+SELECT * FROM birthdays.events WHERE status = 'PROCESSING'
+  AND (processing_at, id) > (CAST(:after_at AS timestamptz), CAST(:after_id AS uuid))
+ORDER BY processing_at, id LIMIT :limit
+""")
+LIST_OVER = text("""
+SELECT * FROM birthdays.events WHERE status IN ('COMPLETED', 'FAILED')
+  AND (target_utc, id) < (CAST(:after_at AS timestamptz), CAST(:after_id AS uuid))
+ORDER BY target_utc DESC, id DESC LIMIT :limit
+""")
 FORGET_EVENTS = text("""
 WITH gone AS (
     DELETE FROM birthdays.events WHERE id = ANY(ARRAY(
@@ -365,6 +381,15 @@ async def find_stalled(tx: Tx, *, minutes: int, limit: int) -> dict[UUID, UUID]:
 
 
 # -- events: looking and forgetting ----------------------------------------------------------------------------------
+
+
+async def list_of_status(
+    tx: Tx, status: EventStatus, *, after: tuple[datetime, UUID], limit: int
+) -> list[BirthdayEvent]:
+    """A page: of what is to come the soonest first, of what is over the newest, both kinds of it."""
+    listing = {EventStatus.PENDING: LIST_PENDING, EventStatus.PROCESSING: LIST_PROCESSING}.get(status, LIST_OVER)
+    found = await tx.execute(listing, {"after_at": after[0], "after_id": after[1], "limit": limit})
+    return [_event(row) for row in found.mappings()]
 
 
 async def list_events(tx: Tx, user_id: UUID, *, before: int, limit: int) -> list[BirthdayEvent]:

@@ -188,6 +188,27 @@ FROM ended
 WHERE p.order_id = ended.id AND p.order_id = ANY(CAST(:ids AS uuid[])) AND p.status = 'PENDING'
 RETURNING p.order_id, ended.customer_id, p.due_at, p.settled_at
 """)
+# Unpaid ones along payments_due; of the others there is no index by status, so the newest are looked through.
+LIST_UNPAID = text("""
+SELECT o.*, p.status AS payment_status, p.due_at, p.settled_at
+FROM commerce.payments p JOIN commerce.orders o ON o.id = p.order_id
+WHERE p.status = 'PENDING' AND (p.due_at, p.order_id) > (CAST(:after_at AS timestamptz), CAST(:after_id AS uuid))
+ORDER BY p.due_at, p.order_id LIMIT :limit
+""")
+LIST_NEWEST = text("""
+SELECT o.*, p.status AS payment_status, p.due_at, p.settled_at
+FROM commerce.orders o JOIN commerce.payments p ON p.order_id = o.id
+WHERE o.id < CAST(:before AS uuid) ORDER BY o.id DESC LIMIT :limit
+""")
+LIST_OF_CUSTOMER = text("""
+SELECT o.*, p.status AS payment_status, p.due_at, p.settled_at
+FROM commerce.orders o JOIN commerce.payments p ON p.order_id = o.id
+WHERE o.customer_id = :customer_id AND o.id < CAST(:before AS uuid) ORDER BY o.id DESC LIMIT :limit
+""")
+COUNT_UNPAID = text("""
+SELECT count(*), count(*) FILTER (WHERE due_at <= duly.now())
+FROM (SELECT due_at FROM commerce.payments WHERE status = 'PENDING' ORDER BY due_at, order_id LIMIT :cap) AS counted
+""")
 CANCEL_TIMERS = text("""
 SELECT sum(duly.cancel(t.name, CAST(o.id AS text)))
 FROM unnest(CAST(:ids AS uuid[])) AS o(id) CROSS JOIN unnest(CAST(:names AS text[])) AS t(name)
@@ -298,6 +319,27 @@ async def find_order(tx: Tx, order_id: UUID) -> tuple[Order, datetime] | None:
     """One by its id, and what time it is."""
     rows = (await tx.execute(FIND_ORDER, {"id": order_id})).mappings().all()
     return (_order(rows[0], _lines(rows)), rows[0]["now"]) if rows else None
+
+
+async def list_unpaid(tx: Tx, *, after: tuple[datetime, UUID], limit: int) -> list[Order]:
+    """What waits for its payment, the soonest due first; without lines."""
+    found = await tx.execute(LIST_UNPAID, {"after_at": after[0], "after_id": after[1], "limit": limit})
+    return [_order(row, ()) for row in found.mappings()]
+
+
+async def list_newest(tx: Tx, *, customer_id: str | None, before: UUID, limit: int) -> list[Order]:
+    """The newest first, of everybody or of one customer; without lines."""
+    if customer_id is None:
+        found = await tx.execute(LIST_NEWEST, {"before": before, "limit": limit})
+    else:
+        found = await tx.execute(LIST_OF_CUSTOMER, {"customer_id": customer_id, "before": before, "limit": limit})
+    return [_order(row, ()) for row in found.mappings()]
+
+
+async def count_unpaid(tx: Tx, *, cap: int) -> tuple[int, int]:
+    """How many wait for their payment, and how many of these are overdue; counted no further than this."""
+    counted = (await tx.execute(COUNT_UNPAID, {"cap": cap})).one()
+    return counted[0], counted[1]
 
 
 async def lock_order(tx: Tx, order_id: UUID) -> tuple[Order, datetime] | None:

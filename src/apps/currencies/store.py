@@ -86,6 +86,14 @@ WHERE t.superseded_at IS NULL
                WHERE superseded_at IS NULL AND day <= coalesce(CAST(:until AS date), 'infinity'))
 ORDER BY r.code
 """)
+LIST_TABLES = text("""
+SELECT t.number, t.day, t.fetched_at, t.superseded_at,
+       (SELECT count(*) FROM currencies.rates r WHERE r.number = t.number) AS rates
+FROM (SELECT * FROM currencies.rate_tables
+      WHERE (day, number) < (CAST(:before_day AS date), CAST(:before_number AS text))
+      ORDER BY day DESC, number DESC LIMIT :limit) AS t
+ORDER BY t.day DESC, t.number DESC
+""")
 FORGET_TABLES = text("""
 WITH gone AS (
     DELETE FROM currencies.rate_tables WHERE number = ANY(ARRAY(
@@ -128,6 +136,12 @@ async def find_newest(tx: Tx, *, until: date | None) -> RateTable | None:
     """The valid table of this day, or of the last day before it that has one; without a day, the newest of all."""
     rows = (await tx.execute(FIND_NEWEST, {"until": until})).mappings().all()
     return _table(rows) if rows else None
+
+
+async def list_tables(tx: Tx, *, before: tuple[date, str], limit: int) -> list[Any]:
+    """The newest days first, corrected ones too; how many rates each has."""
+    values = {"before_day": before[0], "before_number": before[1], "limit": limit}
+    return list((await tx.execute(LIST_TABLES, values)).mappings())
 
 
 async def forget_tables(tx: Tx, *, years: int, limit: int) -> int:

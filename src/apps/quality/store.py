@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -76,6 +76,20 @@ UPDATE quality.nonconformities SET status = 'CLOSED', closed_by = :closed_by, cl
 WHERE id = :id AND status = 'OPEN'
 RETURNING *
 """)
+# Along nonconformities_status for each status and severity: each scan ends with its page.
+LIST_BY_STATUS = text("""
+SELECT n.* FROM unnest(CAST(:statuses AS text[])) AS s(status)
+CROSS JOIN unnest(CAST(:severities AS text[])) AS v(severity)
+CROSS JOIN LATERAL (SELECT o.* FROM quality.nonconformities o
+                    WHERE o.status = s.status AND o.severity = v.severity AND o.id < CAST(:before AS uuid)
+                    ORDER BY o.id DESC LIMIT :limit) AS n
+ORDER BY n.id DESC LIMIT :limit
+""")
+COUNT_BY_STATUS = text("""
+SELECT s.status, (SELECT count(*) FROM (
+    SELECT 1 FROM quality.nonconformities n WHERE n.status = s.status LIMIT :cap) AS counted) AS number
+FROM unnest(CAST(:statuses AS text[])) AS s(status)
+""")
 FIND_AUDIT = text("""
 SELECT * FROM quality.audit_log WHERE entity_type = :entity_type AND entity_id = :entity_id
 ORDER BY at, event_id LIMIT :limit
@@ -124,6 +138,21 @@ async def list_ncs(
     if before is not None:
         query = query.where(table.id < before)
     return [_nc(row) for row in (await tx.execute(query)).mappings()]
+
+
+async def list_by_status(
+    tx: Tx, *, statuses: Sequence[Status], severities: Sequence[Severity], before: UUID, limit: int
+) -> list[NonConformity]:
+    """The newest first, of any number of them."""
+    values = {"statuses": [one.value for one in statuses], "severities": [one.value for one in severities]}
+    found = await tx.execute(LIST_BY_STATUS, {**values, "before": before, "limit": limit})
+    return [_nc(row) for row in found.mappings()]
+
+
+async def count_by_status(tx: Tx, *, cap: int) -> dict[str, int]:
+    """How many there are of each status, counted no further than this."""
+    found = await tx.execute(COUNT_BY_STATUS, {"statuses": [one.value for one in Status], "cap": cap})
+    return {row["status"]: row["number"] for row in found.mappings()}
 
 
 async def insert_audit(

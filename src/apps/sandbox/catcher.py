@@ -20,6 +20,7 @@ from duly.http.bodies import read_json
 
 PATH = "/sandbox/webhooks"
 KEY_HEADER = "x-idempotency-key"
+DELIVERY_HEADER = "x-delivery-id"  # of the engine's own webhooks
 MOST_KEPT = 1_000
 MOST_BYTES = 16_384
 MOST_STALL_SECONDS = 60.0
@@ -114,7 +115,7 @@ def create_router(catcher: Catcher | None = None) -> APIRouter:
 
     @router.post("")
     async def catch(request: Request) -> Response:
-        key = request.headers.get(KEY_HEADER, "")
+        key = request.headers.get(KEY_HEADER) or request.headers.get(DELIVERY_HEADER, "")
         raw = await request.body()
         if not 1 <= len(key) <= 255 or len(raw) > MOST_BYTES:
             return Response(status_code=413 if key else 400)

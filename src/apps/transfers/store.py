@@ -196,6 +196,31 @@ SELECT r.*, p.owner_id
 FROM transfers.service_requests r JOIN transfers.products p ON p.id = r.product_id
 WHERE r.id = :id
 """)
+# By status along transfers_due, by product along transfers_product: each scan ends with its page.
+LIST_TRANSFERS = text("""
+SELECT t.*, p.name AS product_name FROM (
+    SELECT n.* FROM unnest(CAST(:statuses AS text[])) AS s(status)
+    CROSS JOIN LATERAL (SELECT o.* FROM transfers.transfers o
+                        WHERE o.status = s.status
+                          AND (o.created_at, o.id) < (CAST(:before_at AS timestamptz), CAST(:before_id AS uuid))
+                        ORDER BY o.created_at DESC, o.id DESC LIMIT :limit) AS n
+    ORDER BY n.created_at DESC, n.id DESC LIMIT :limit) AS t
+JOIN transfers.products p ON p.id = t.product_id
+ORDER BY t.created_at DESC, t.id DESC
+""")
+LIST_TRANSFERS_OF_PRODUCT = text("""
+SELECT t.*, p.name AS product_name
+FROM transfers.transfers t JOIN transfers.products p ON p.id = t.product_id
+WHERE t.product_id = :product_id
+  AND (t.created_at, t.id) < (CAST(:before_at AS timestamptz), CAST(:before_id AS uuid))
+  AND t.status = ANY(CAST(:statuses AS text[]))
+ORDER BY t.created_at DESC, t.id DESC LIMIT :limit
+""")
+COUNT_TRANSFERS = text("""
+SELECT s.status, (SELECT count(*) FROM (
+    SELECT 1 FROM transfers.transfers t WHERE t.status = s.status LIMIT :cap) AS counted) AS number
+FROM unnest(CAST(:statuses AS text[])) AS s(status)
+""")
 FORGET_NOTICES = text("""
 WITH gone AS (
     DELETE FROM transfers.notices WHERE id = ANY(ARRAY(
@@ -272,6 +297,30 @@ async def find_transfer(tx: Tx, transfer_id: UUID) -> Transfer | None:
     """One by its id."""
     row = (await tx.execute(select(transfers).where(transfers.c.id == transfer_id))).mappings().one_or_none()
     return _transfer(row) if row else None
+
+
+async def list_transfers(
+    tx: Tx,
+    *,
+    statuses: Sequence[TransferStatus],
+    product_id: UUID | None,
+    before: tuple[datetime, UUID],
+    limit: int,
+) -> list[tuple[Transfer, str]]:
+    """The newest first, with the names of their products."""
+    values = {"statuses": [status.value for status in statuses], "before_at": before[0], "before_id": before[1]}
+    if product_id is None:
+        found = await tx.execute(LIST_TRANSFERS, {**values, "limit": limit})
+    else:
+        found = await tx.execute(LIST_TRANSFERS_OF_PRODUCT, {**values, "product_id": product_id, "limit": limit})
+    rows = [dict(row) for row in found.mappings()]
+    return [(_transfer(row), name) for row in rows if (name := row.pop("product_name"))]
+
+
+async def count_transfers(tx: Tx, *, cap: int) -> dict[str, int]:
+    """How many there are of each status, counted no further than this."""
+    found = await tx.execute(COUNT_TRANSFERS, {"statuses": [status.value for status in TransferStatus], "cap": cap})
+    return {row["status"]: row["number"] for row in found.mappings()}
 
 
 async def lock_transfer(tx: Tx, transfer_id: UUID) -> tuple[Transfer, datetime]:

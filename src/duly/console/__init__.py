@@ -5,6 +5,6 @@ An application adds pages of its own with ``app.include_console(Section("orders"
 """
 
 from duly.app import Section
-from duly.console.routes import Pages, read, show
+from duly.console.routes import BadQuery, Pages, Query, read, show
 
-__all__ = ["Pages", "Section", "read", "show"]
+__all__ = ["BadQuery", "Pages", "Query", "Section", "read", "show"]

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from duly.console.app import Look
 
 
+KINDS = ("job", "event", "schedule", "webhook_subscription", "webhook_delivery")
+
+
 def register(pages: Pages) -> None:
     """Add these routes."""
     pages.get("/entity")(entity)
@@ -56,7 +59,7 @@ async def _find(look: Look, asked: str) -> str | None:
     from duly.console.app import link
 
     kind, _, rest = asked.partition(":")
-    if kind in ("job", "event", "schedule", "webhook_subscription", "webhook_delivery") and rest and (found := await _find(look, rest)):
+    if kind in KINDS and rest and (found := await _find(look, rest)):
         return found
     if asked.isascii() and asked.isdigit() and 0 < int(asked[:25]) <= LARGEST_ID:
         id = int(asked)

@@ -8,9 +8,8 @@ from uuid import UUID
 from fastapi import Request
 from fastapi.responses import Response
 
-from duly.console.routes import BadQuery, Pages, Query, read, show, signed_in
+from duly.console.routes import Pages, Query, read, show, signed_in
 from duly.errors import Forbidden, NotFound
-from duly.ids import parse_uuid
 from duly.operate.audit import list_audit
 from duly.webhooks.actions import OPERATOR
 from duly.webhooks.deliveries import STATUSES, TEST_TYPE, Delivery, count_deliveries, find_delivery, list_deliveries
@@ -45,17 +44,14 @@ def register(pages: Pages) -> None:
 async def webhooks(request: Request) -> Response:
     """Every subscription, the newest first, with what waits and what failed."""
     query = Query(request)
-    after = query.text("after")
-    before = parse_uuid(after) if after is not None else None
-    if after is not None and before is None:
-        raise BadQuery("after is what the link to the next page says")
+    before = query.id("after")
     async with read(request) as look:
         found = await list_subscriptions(look.tx, before=before, limit=PAGE + 1)
         counts = await count_of_each(look.tx, [one.id for one in found[:PAGE]]) if found else {}
     more = found[PAGE - 1].id if len(found) > PAGE else None
     return show(
         request, "webhooks.html", now=look.now, subscriptions=found[:PAGE], counts=counts, after=more,
-        is_first=after is None,
+        is_first=before is None,
     )  # fmt: skip
 
 

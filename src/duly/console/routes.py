@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, quote, urlsplit
+from uuid import UUID
 
 import structlog
 from fastapi import APIRouter, Request
@@ -17,6 +18,7 @@ from fastapi.routing import APIRoute
 
 from duly.console.sessions import Session
 from duly.errors import DulyError, Forbidden, Invalid, Malformed, NotFound, TooLarge, Unauthenticated
+from duly.ids import parse_uuid
 from duly.operate.arguments import LARGEST_ID, TEXT_LIMIT
 
 if TYPE_CHECKING:
@@ -236,6 +238,27 @@ class Query:
         except ValueError:
             raise BadQuery(f"{name} is a time such as 2026-03-01T09:00") from None
         return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+    def id(self, name: str) -> UUID | None:
+        """A UUID, if one is given."""
+        value = self.text(name)
+        found = parse_uuid(value) if value is not None else None
+        if value is not None and found is None:
+            raise BadQuery(f"{name} is an id such as 0190f3c1-5a7e-7c3b-9d2f-1a2b3c4d5e6f")
+        return found
+
+    def place(self, name: str = "after") -> tuple[datetime, UUID] | None:
+        """Where the page before ended, in a list by time and UUID."""
+        given = self.after(name)
+        if given is None:
+            return None
+        try:
+            at, id = datetime.fromisoformat(given[0]), parse_uuid(given[1])
+        except ValueError:
+            at, id = None, None
+        if at is None or at.tzinfo is None or id is None:
+            raise BadQuery(f"{name} is what the link to the next page says")
+        return at, id
 
     def after(self, name: str = "after") -> tuple[str, str] | None:
         """Where the page before ended: a time and an id, as the link said it."""

@@ -215,9 +215,8 @@ async def say_delivery(tx: Tx, one: Delivery, subscription: Subscription | None,
 def _say_where(one: Delivery, now: datetime) -> str:
     if one.status == "RETRYING":
         assert one.next_attempt_at is not None, "a retry has a time"
-        return (
-            f"It is RETRYING: {one.tries} of {MOST_TRIES} tries failed, the next is at {when(one.next_attempt_at, now)}."
-        )
+        following = when(one.next_attempt_at, now)
+        return f"It is RETRYING: {one.tries} of {MOST_TRIES} tries failed, the next is at {following}."
     if one.status == "WAITING":
         return "It is WAITING for its turn: a few of each subscriber are sent at a time, the oldest first."
     if one.status == "QUEUED":
@@ -225,7 +224,8 @@ def _say_where(one: Delivery, now: datetime) -> str:
     assert one.finished_at is not None, "what is over has its time"
     at = when(one.finished_at, now)
     if one.status == "DELIVERED":
-        return f"It was DELIVERED at {at}, {span((one.finished_at - one.event_created_at).total_seconds())} after its event."
+        after = span((one.finished_at - one.event_created_at).total_seconds())
+        return f"It was DELIVERED at {at}, {after} after its event."
     if one.status == "PERMANENTLY_FAILED":
         return (
             f"It is PERMANENTLY_FAILED since {at}: {short(one.last_error) or 'no try was left'}. "
