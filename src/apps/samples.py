@@ -19,7 +19,7 @@ from apps.quality import service as quality
 from apps.quality.model import Severity
 from apps.sandbox import catcher
 from apps.transfers import service as transfers
-from apps.transfers.events import TOPIC as PRODUCTS
+from apps.transfers.events import TOPIC as TRANSFERS
 from apps.users import service as users
 from duly import Done, Duly, JobContext, Tx, schedule
 from duly.db import settings_of
@@ -147,8 +147,8 @@ async def _subscribe(tx: Tx) -> None:
     for url, patterns, description in (
         (
             f"http://127.0.0.1:{settings.port}{catcher.PATH}",
-            [ORDERS, PRODUCTS],
-            "Orders and transfers, for the sandbox",
+            [ORDERS, TRANSFERS],
+            "What is sold, and what changes hands",
         ),
         (DEAD_URL, ["quality.*"], "Nobody listens here: its circuit opens"),
     ):

@@ -44,7 +44,7 @@ async def entity(request: Request) -> Response:
 
 
 async def search(request: Request) -> Response:
-    """A job's number, the id of an event, a run or a webhook, a schedule, a job name or an entity: the page it is about."""
+    """A job's number, the id of an event, run or webhook, a schedule, a job name, an entity: the page it is about."""
     asked = Query(request).text("q")
     if asked is None:
         return show(request, "search.html", asked=None)
