@@ -203,7 +203,8 @@ async def test_a_rare_type_is_looked_for_so_far_and_then_further(
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("/webhooks?after=x", 400), (f"/webhooks/{SUBSCRIPTION}?status=x", 400), (f"/webhooks/{SUBSCRIPTION}?after=x", 400),
+    [("/webhooks?after=x", 400), (f"/webhooks/{SUBSCRIPTION}?status=x", 400),
+     (f"/webhooks/{SUBSCRIPTION}?after=x", 400),
      (f"/webhooks/{SUBSCRIPTION}?type=%00", 400), ("/webhooks/x", 404), (f"/webhooks/{EVENT}", 404),
      ("/webhooks/deliveries/x", 404), (f"/webhooks/deliveries/{EVENT}", 404), (f"/webhooks/{EVENT}/edit", 404)],
 )  # fmt: skip

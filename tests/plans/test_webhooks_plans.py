@@ -13,7 +13,7 @@ import pytest
 
 from duly.db import Statement
 from duly.testing import TestServer
-from duly.webhooks import sql, sql_operate
+from duly.webhooks import sql, sql_look, sql_operate
 from tests.plans.test_transfers_plans import any_planning, explain, fetch, prepare
 
 DOWN = "00000000-0000-7000-8000-000000000001"
@@ -77,6 +77,30 @@ LOOKED_AT: list[tuple[Statement, dict[str, str], int]] = [
      500),
     (sql_operate.COUNT_DELIVERIES,
      {"subscription_id": f"'{DOWN}'", "statuses": "'{WAITING,DELIVERED,RETRYING}'", "cap": "10001"}, 12_000),
+    (sql_operate.COUNT_RANGE,
+     {"subscription_id": f"'{BUSY}'", "statuses": "'{DELIVERED,PERMANENTLY_FAILED,CANCELLED}'", "after": "0",
+      "cap": "10001", **TIMES}, 6_000),
+    (sql_operate.RESOLVE_FAILED_ALERT, {"id": f"'{BUSY}'"}, 60),
+    (sql_look.LIST_OF_TYPE,
+     {"subscription_id": f"'{BUSY}'", "before": "NULL", "event_type": "'order.placed'", "scan": "5000", "limit": "51"},
+     300),
+    (sql_look.LIST_OF_TYPE,
+     {"subscription_id": f"'{BUSY}'", "before": "NULL", "event_type": "'none'", "scan": "5000", "limit": "51"}, 6_000),
+    (sql_look.LIST_OF_TYPE_AND_STATUS,
+     {"subscription_id": f"'{DOWN}'", "status": "'WAITING'", "before": "NULL", "event_type": "'none'", "scan": "5000",
+      "limit": "51"}, 6_000),
+    (sql_look.FIND_REACHED, {"subscription_id": f"'{DOWN}'", "before": "NULL", "scan": "5000"}, 300),
+    (sql_look.FIND_REACHED_OF_STATUS,
+     {"subscription_id": f"'{DOWN}'", "status": "'WAITING'", "before": "NULL", "scan": "5000"}, 300),
+    (sql_look.LIST_OF_EVENTS, {"event_ids": f"ARRAY['{DELIVERY}']", "subscriptions": "5000", "limit": "100"}, 1_500),
+    (sql_look.COUNT_SUBSCRIPTIONS, {"cap": "5000"}, 30),
+    (sql_look.LIST_ATTEMPTS_OF, {"ids": f"ARRAY['{DELIVERY}']", "each": "8", "limit": "100"}, 60),
+    (sql_look.COUNT_OF_SUBSCRIPTIONS,
+     {"ids": f"ARRAY['{DOWN}', '{BUSY}']", "statuses": "'{WAITING,QUEUED,RETRYING,PERMANENTLY_FAILED}'", "cap": "1001"},
+     300),
+    (sql_look.FIND_OLDEST_WAITING, {"id": f"'{DOWN}'"}, 20),
+    (sql_look.FIND_ANY_SUBSCRIPTION, {"id": f"'{DOWN}'"}, 30),
+    (sql_look.READ_TROUBLE, {"cap": "1001", "limit": "100"}, 100),
     (sql_operate.NOTE_RECEIVED, {"provider": "'p'", "id": "'x'"}, 200),
 ]  # fmt: skip
 
@@ -90,7 +114,14 @@ def test_a_statement_reads_no_more_than_it_takes(
         call = prepare(connection, statement.text, generic, **values)
         plan = explain(connection, call)
         connection.rollback()
-    small = {"business_clock", "webhook_subscriptions", "webhook_secrets", "webhook_attempts", "received_webhooks"}
+    small = {
+        "business_clock",
+        "webhook_subscriptions",
+        "webhook_secrets",
+        "webhook_attempts",
+        "received_webhooks",
+        "alerts",
+    }
     whole = {name for name in plan.tables_read_whole() if not name.startswith("events")}
     assert whole <= small, plan.text
     assert plan.buffers <= most_buffers, f"{plan.buffers} buffers\n{plan.text}"

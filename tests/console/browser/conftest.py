@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from apps.wiring import app
 from duly.testing import TestServer
 from tests.console.browser import showcase
 from tests.engine.cli.commands import environment, free_port, running, status, wait_until
@@ -72,11 +74,15 @@ class World:
 
 @pytest.fixture(scope="session")
 def served(server: TestServer) -> Iterator[World]:
-    """``duly api`` on a filled database."""
-    with server.database() as dsn, tempfile.TemporaryDirectory() as directory:
+    """``duly api`` with the applications, on a filled database."""
+    with server.database(app) as dsn, tempfile.TemporaryDirectory() as directory:
+        asyncio.run(showcase.load_samples(dsn, Path(directory)))
         showcase.fill(dsn)
         url = f"http://127.0.0.1:{(port := free_port())}"
-        env = environment(DATABASE_URL=dsn, DULY_DATA=directory, PORT=str(port), DULY_ALLOW_UNSAFE_DATABASE="1")
+        env = environment(
+            DATABASE_URL=dsn, DULY_DATA=directory, PORT=str(port), DULY_ALLOW_UNSAFE_DATABASE="1",
+            DULY_APP="apps.wiring:app",
+        )  # fmt: skip
         with running("api", env=env, log=Path(directory) / "log"):
             wait_until(lambda: status(f"{url}/readyz") == 200, what="/readyz is 200")
             yield World(url, dsn)

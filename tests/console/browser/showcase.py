@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from apps import samples
+from duly.db import Database
+from duly.settings import Settings
 from tests.support import rows
 
 NAMES = (
@@ -84,6 +89,74 @@ FILL = (
     "clock_timestamp() + interval '1 h' FROM unnest(ARRAY['worker', 'worker', 'relay', 'scheduler']) WITH ORDINALITY "
     "AS p(kind, n)",
 )
+
+HEALTHY = "01990000-0000-7000-8000-000000000001"
+BROKEN = "01990000-0000-7000-8000-000000000002"
+FAILED_DELIVERY = "01990000-0000-7000-8000-000000000102"
+
+FILL += (
+    "DELETE FROM duly.webhook_subscriptions",
+    "INSERT INTO duly.webhook_subscriptions (id, owner, url, description, patterns, status, failures, failing_since, "
+    "open_until, disabled_reason, created_at, updated_at) VALUES "
+    "('01990000-0000-7000-8000-000000000001', 'warehouse', 'https://warehouse.example.com/hooks/orders', 'Picking and "
+    "packing', '{order.placed,order.shipped}', 'ACTIVE', 0, NULL, NULL, NULL, now() - interval '90 d', now() - "
+    "interval '9 d'), "
+    "('01990000-0000-7000-8000-000000000002', 'crm', 'https://crm.example.com/api/v2/in?key=3f9a', 'Customer "
+    "timeline', '{order.*,payment.captured}', 'ACTIVE', 9, now() - interval '47 min', now() + interval '6 min', NULL, "
+    "now() - interval '41 d', now() - interval '3 min'), "
+    "('01990000-0000-7000-8000-000000000003', 'partner-7', 'https://hooks.partner7.example/duly', 'Commission', "
+    "'{payment.*}', 'DISABLED', 1, now() - interval '6 d', NULL, 'the receiver answered 410 Gone', "
+    "now() - interval '200 d', now() - interval '2 d'), "
+    "('01990000-0000-7000-8000-000000000004', 'ledger', 'https://books.example.com/events', 'Month end: paused by "
+    "accounting', '{payment.captured}', 'PAUSED', 0, NULL, NULL, NULL, now() - interval '20 d', now() - "
+    "interval '1 h')",
+    "INSERT INTO duly.webhook_secrets (subscription_id, number, key_id, sealed, created_at, expires_at) "
+    "SELECT s.id, k.n, '2026-03', repeat('x', 60)::bytea, now() - k.n * interval '11 d', "
+    "CASE WHEN k.n = 1 AND s.owner = 'crm' THEN now() + interval '13 h' END "
+    "FROM duly.webhook_subscriptions s CROSS JOIN LATERAL generate_series(1, CASE s.owner WHEN 'crm' THEN 2 ELSE 1 "
+    "END) AS k(n)",
+    "INSERT INTO duly.webhook_deliveries (id, subscription_id, event_id, event_type, aggregate_id, event_created_at, "
+    "status, attempts, tries, next_attempt_at, last_http_status, last_error, created_at, finished_at) "
+    "SELECT ('01990000-0000-7000-8000-' || lpad((s.n * 1000 + e.place)::text, 12, '0'))::uuid, s.id, e.id, e.type, "
+    "e.aggregate_id, e.created_at, made.status, CASE made.status WHEN 'WAITING' THEN 0 WHEN 'RETRYING' THEN 3 ELSE 1 "
+    "END, CASE made.status WHEN 'WAITING' THEN 0 WHEN 'RETRYING' THEN 3 ELSE 1 END, "
+    "CASE made.status WHEN 'RETRYING' THEN now() + interval '29 min' END, "
+    "CASE made.status WHEN 'DELIVERED' THEN 200 WHEN 'RETRYING' THEN 502 END, "
+    "CASE made.status WHEN 'RETRYING' THEN 'http_status' END, e.created_at + interval '9 ms', "
+    "CASE made.status WHEN 'DELIVERED' THEN e.created_at + interval '190 ms' END "
+    "FROM (SELECT *, row_number() OVER (ORDER BY created_at) AS place FROM duly.events WHERE topic = 'shop') AS e "
+    "CROSS JOIN (VALUES (1, '01990000-0000-7000-8000-000000000001'::uuid), "
+    "(2, '01990000-0000-7000-8000-000000000002'), (4, '01990000-0000-7000-8000-000000000004')) AS s(n, id) "
+    "CROSS JOIN LATERAL (SELECT CASE WHEN s.n = 4 OR (s.n = 2 "
+    "AND e.place > 105) THEN 'WAITING' WHEN s.n = 2 AND e.place > 98 THEN 'RETRYING' ELSE 'DELIVERED' END) AS "
+    "made(status)",
+    "UPDATE duly.webhook_deliveries SET id = '01990000-0000-7000-8000-000000000102', status = 'PERMANENTLY_FAILED', "
+    "attempts = 8, tries = 8, last_http_status = 502, last_error = 'http_status', finished_at = now() - interval "
+    "'3 min' WHERE number = (SELECT max(number) FROM duly.webhook_deliveries WHERE aggregate_id = 'order:4201' AND "
+    "subscription_id = '01990000-0000-7000-8000-000000000002' AND status = 'DELIVERED')",
+    "INSERT INTO duly.webhook_attempts (delivery_id, number, subscription_id, started_at, latency_ms, outcome, "
+    "http_status, error, address, request_headers, request_bytes, response_headers, response_excerpt, worker) "
+    "SELECT '01990000-0000-7000-8000-000000000102', n, '01990000-0000-7000-8000-000000000002', now() - (9 - n) * "
+    "interval '5 min', CASE n WHEN 3 THEN 15003 ELSE 240 + n * 17 END, 'FAILED', CASE n WHEN 3 THEN NULL ELSE 502 END, "
+    "CASE n WHEN 3 THEN 'timeout' ELSE 'http_status' END, '203.0.113.80', jsonb_build_object('X-Event-Type', "
+    "'order.placed', 'X-Delivery-Id', '01990000-0000-7000-8000-000000000102', 'webhook-id', "
+    "'01990000-0000-7000-8000-0000000000aa', 'webhook-signature', 'v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=', "
+    "'X-Signature', repeat('5f', 32)), 412, jsonb_build_object('content-type', 'text/html', 'server', 'nginx'), "
+    "CASE n WHEN 3 THEN '' ELSE '<html><body><h1>502 Bad Gateway</h1></body></html>' END, 'worker-2' "
+    "FROM generate_series(1, 8) AS n",
+    "INSERT INTO duly.alerts (kind, subject, message, raised_at, last_at, count) VALUES "
+    "('webhook_failed', '01990000-0000-7000-8000-000000000002', 'order.placed was not taken in 8 tries; the last: "
+    "http_status', now() - interval '3 min', now() - interval '3 min', 1), "
+    "('webhook_disabled', '01990000-0000-7000-8000-000000000003', 'the receiver answered 410 Gone', now() - interval "
+    "'2 d', now() - interval '2 d', 1)",
+)
+
+
+async def load_samples(dsn: str, directory: Path) -> None:
+    """What ``make run`` shows of the applications."""
+    db = Database(dsn, settings=Settings(data=directory))
+    await db.run(samples.load)
+    await db.close()
 
 
 def fill(dsn: str) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from tests.console.browser import png, showcase
 from tests.console.browser.conftest import Tab, World
-from tests.console.world import EVENT, RUN
+from tests.console.browser.showcase import BROKEN, FAILED_DELIVERY, HEALTHY
+from tests.console.world import DELIVERY, EVENT, RUN, SUBSCRIPTION
 from tests.support import rows, value
 
 Open = Callable[..., Tab]
@@ -26,7 +27,12 @@ PAGES = (
     "/console/entity?id=order:4201", "/console/search?q=nothing", "/console/audit", "/console/alerts",
     "/console/processes", "/console/actions/dead.discard?id=900001",
     "/console/actions/dead.retry-all?name=payments.capture",
-    "/console/nowhere", "/console/jobs?status=nonsense",
+    "/console/nowhere", "/console/jobs?status=nonsense", "/console/webhooks", "/console/webhooks/new",
+    f"/console/webhooks/{HEALTHY}", f"/console/webhooks/{BROKEN}", f"/console/webhooks/{BROKEN}?status=RETRYING",
+    f"/console/webhooks/{BROKEN}/edit", f"/console/webhooks/deliveries/{FAILED_DELIVERY}",
+    f"/console/actions/webhooks.redeliver-range?id={BROKEN}&since=2020-01-01T00:00&until=2100-01-01T00:00",
+    "/console/transfers", "/console/transfers?status=Pending", "/console/quality", "/console/birthdays",
+    "/console/birthdays?status=FAILED", "/console/orders", "/console/orders?status=AWAITING_PAYMENT", "/console/rates",
 )  # fmt: skip
 
 
@@ -46,6 +52,9 @@ def test_pictures_for_the_documentation(open_tab: Open, served: World) -> None:
         ("schedule-edit", "/console/schedules/reports.nightly/edit", {}),
         ("dead-letters", "/console/dead-letters", {}), ("entity", "/console/entity?id=order:4201", {}),
         ("outbox-dark", "/console/outbox", {"color_scheme": "dark"}), ("audit", "/console/audit", {}),
+        ("webhooks", "/console/webhooks", {}), ("subscription", f"/console/webhooks/{BROKEN}", {"height": 1300}),
+        ("delivery", f"/console/webhooks/deliveries/{FAILED_DELIVERY}", {"height": 1300}),
+        ("orders", "/console/orders", {}), ("transfers", "/console/transfers", {}),
         ("confirm", "/console/actions/dead.retry-all?name=payments.capture&error_kind=ConnectTimeout", {}),
     ]  # fmt: skip
     for name, path, options in shots:
@@ -91,7 +100,8 @@ def test_the_keyboard_leads_everywhere(open_tab: Open) -> None:
     tab = open_tab("otto")
     page = tab.page
     for key, path in (("j", "/jobs"), ("s", "/schedules"), ("h", "/history"), ("d", "/dead-letters"), ("e", "/outbox"),
-                      ("a", "/audit"), ("l", "/alerts"), ("p", "/processes"), ("o", "")):  # fmt: skip
+                      ("w", "/webhooks"), ("a", "/audit"), ("l", "/alerts"), ("p", "/processes"),
+                      ("o", "")):  # fmt: skip
         page.keyboard.press("g")
         page.keyboard.press(key)
         page.wait_for_url(f"**/console{path}")
@@ -203,6 +213,62 @@ def test_an_operator_sees_no_buttons_and_is_refused_at_the_handler(open_tab: Ope
     assert tab.page.locator("text=Payload").count() == 0
 
 
+def test_each_of_the_applications_has_a_page_of_one(open_tab: Open) -> None:
+    """From the list by its first row, in the dark and narrow: accessible, quiet, and no wider than the window."""
+    for scheme, width in (("light", 1280), ("dark", 360)):
+        tab = open_tab("otto", width=width, color_scheme=scheme)
+        for name in ("transfers", "quality", "birthdays", "orders"):
+            tab.go(f"/console/{name}")
+            tab.page.locator("main a.row").first.click()
+            tab.page.wait_for_url(f"**/console/{name}/*")
+            assert tab.axe() == [], (name, scheme)
+            wide = tab.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert wide <= 0, name
+        assert tab.complaints == []
+
+
+def test_a_subscription_is_made_tested_paused_and_deleted(open_tab: Open, served: World) -> None:
+    tab = open_tab("ada")
+    page = tab.page
+    tab.go("/console/webhooks/new")
+    page.fill('input[name="url"]', "http://127.0.0.1:8009/in")
+    page.fill('textarea[name="events"]', "order.*")
+    page.fill('input[name="reason"]', "a new shop")
+    page.click("button:has-text('Subscribe')")
+    secret = page.locator("pre").inner_text()
+    assert secret.startswith("whsec_")
+    assert tab.axe() == []
+    page.click("text=I have it")
+    page.wait_for_url("**/console/webhooks")
+    page.click("a.row:has-text('127.0.0.1:8009')")
+    assert secret not in page.content()
+    page.click("button:has-text('Send a test')")
+    assert "is QUEUED" in page.locator(".notice").inner_text()
+    page.click("button:has-text('Pause')")
+    assert page.locator("h1 .badge").first.inner_text() == "PAUSED"
+    page.click("button:has-text('Resume')")
+    assert page.locator("h1 .badge").first.inner_text() == "ACTIVE"
+    page.click("text=Delete…")
+    page.click("button.solid")
+    page.wait_for_url("**/console/webhooks")
+    assert value(served.dsn, "SELECT count(*) FROM duly.webhook_secrets k JOIN duly.webhook_subscriptions s "
+                             "ON s.id = k.subscription_id WHERE s.url = 'http://127.0.0.1:8009/in'") == 0  # fmt: skip
+    assert tab.complaints == []
+
+
+def test_a_range_of_deliveries_is_sent_again_after_a_page_that_says_how_many(open_tab: Open, served: World) -> None:
+    tab = open_tab("ada")
+    page = tab.page
+    tab.go(f"/console/webhooks/{HEALTHY}")
+    page.check('input[name="everything"]')
+    page.click("text=Say how many…")
+    assert "This touches 120 of them" in page.locator("form.confirm").inner_text()
+    page.click("form.confirm button")
+    assert "Sent 120 deliveries again." in page.locator(".notice").inner_text()
+    assert value(served.dsn, "SELECT count(*) FROM duly.webhook_deliveries WHERE redeliveries = 1") == 120
+    assert tab.complaints == []
+
+
 def test_without_a_role_the_console_says_so(open_tab: Open) -> None:
     tab = open_tab()
     tab.go("/console")
@@ -229,7 +295,8 @@ def test_stored_text_never_runs(open_tab: Open, served: World) -> None:
     for path in ("/console", "/console/jobs", "/console/jobs/1", "/console/jobs/7", f"/console/jobs/1/runs/{RUN}",
                  f"/console/events/{EVENT}", "/console/dead-letters", "/console/outbox", "/console/audit",
                  "/console/alerts", "/console/processes", "/console/history", "/console/schedules",
-                 "/console/schedules/duly.drop-history"):  # fmt: skip
+                 "/console/schedules/duly.drop-history", f"/console/webhooks/{SUBSCRIPTION}", "/console/webhooks",
+                 f"/console/webhooks/deliveries/{DELIVERY}"):  # fmt: skip
         tab.go(path)
         tab.page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
         assert "<script>alert(2)" in tab.page.content() or "&lt;script&gt;" in tab.page.content()
