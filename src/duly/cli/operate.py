@@ -60,7 +60,7 @@ def register(app: typer.Typer) -> None:
 # ------------------------------------------------------------------------------------------------- questions at large
 
 
-def why(id: Annotated[str, typer.Argument(help="A job, event, run, schedule, job name or entity.")],
+def why(id: Annotated[str, typer.Argument(help="A job, event, run, webhook, schedule, job name or entity.")],
         as_json: AsJson = False) -> None:  # fmt: skip
     """Say why something did or did not run."""
     said = act(lambda tx: operate.why(tx, id))
