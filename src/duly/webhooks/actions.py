@@ -10,9 +10,10 @@ from uuid import UUID
 from pydantic import AwareDatetime, BeforeValidator, Field, SecretStr
 
 from duly.db import Tx, settings_of
+from duly.messages import check_text
 from duly.operate.actions import Action, Arguments, Limit, Result, Text, register
 from duly.operate.arguments import BULK_LIMIT, LARGEST_ID
-from duly.operate.counts import Count
+from duly.operate.counts import CAP, Count
 from duly.webhooks import deliveries, subscriptions
 from duly.webhooks.sealing import Keyring
 from duly.webhooks.signing import LONGEST_SECRET
@@ -41,9 +42,9 @@ def _aware(given: Any) -> Any:
         return given
     try:
         moment = datetime.fromisoformat(given)
-    except ValueError:
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
         raise ValueError("write it as 2026-03-01T09:00:00+01:00") from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _ticked(given: Any) -> Any:
@@ -127,7 +128,7 @@ class OfRange(Arguments):
 async def _add(tx: Tx, given: NewSubscription, actor: str, reason: str | None) -> Result:
     settings = settings_of(tx)
     made = await subscriptions.create_subscription(
-        tx, settings, Keyring.open(settings), owner=given.owner, url=given.url, patterns=given.events,
+        tx, settings, Keyring.open(settings), owner=check_text(given.owner, "the owner"), url=given.url, patterns=given.events,
         secret=_opened(given.secret), description=given.description, max_in_flight=given.max_in_flight,
         timeout_seconds=given.timeout_seconds, actor=actor, reason=reason,
     )  # fmt: skip
@@ -180,17 +181,17 @@ async def _redeliver_range(tx: Tx, given: OfRange, actor: str, reason: str | Non
     )  # fmt: skip
     message = f"sent {number} {'delivery' if number == 1 else 'deliveries'} again"
     rest = None
-    if following is not None:
+    if following is not None and (await _count_range(tx, given.model_copy(update={"after": following}), 1)).number:
         rest = {
             "id": str(given.id), "since": given.since.isoformat(), "until": given.until.isoformat(),
             "everything": str(given.everything).lower(), "after": str(following),
         }  # fmt: skip
-    return Result(message, number, {"next": following}, rest=rest)
+    return Result(message, number, {"next": following if rest else None}, rest=rest)
 
 
-async def _count_range(tx: Tx, given: OfRange) -> Count:
+async def _count_range(tx: Tx, given: OfRange, cap: int = CAP) -> Count:
     return await deliveries.count_range(
-        tx, given.id, since=given.since, until=given.until, only_failed=not given.everything, after=given.after
+        tx, given.id, since=given.since, until=given.until, only_failed=not given.everything, after=given.after, cap=cap
     )
 
 

@@ -169,16 +169,23 @@ async def redeliver_range(
 
 
 async def count_range(
-    tx: Tx, subscription_id: UUID, *, since: datetime, until: datetime, only_failed: bool = True, after: int = 0
+    tx: Tx,
+    subscription_id: UUID,
+    *,
+    since: datetime,
+    until: datetime,
+    only_failed: bool = True,
+    after: int = 0,
+    cap: int = CAP,
 ) -> Count:
     """How many ``redeliver_range`` would send again, as far as one counts."""
     statuses = _range(since, until, only_failed=only_failed)
     await find_subscription(tx, subscription_id)
     rows = await fetch(
         tx, sql.COUNT_RANGE, subscription_id=subscription_id, since=since, until=until, statuses=statuses,
-        after=after, cap=CAP + 1,
+        after=after, cap=cap + 1,
     )  # fmt: skip
-    return Count.of(rows[0][0])
+    return Count.of(rows[0][0], cap=cap)
 
 
 def _range(since: datetime, until: datetime, *, only_failed: bool) -> list[str]:

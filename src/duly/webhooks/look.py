@@ -194,12 +194,10 @@ async def say_delivery(tx: Tx, one: Delivery, subscription: Subscription | None,
     said = [_say_where(one, now)]
     last = await fetch(tx, sql.FIND_LAST_ATTEMPT, id=one.id)
     for number, started_at, latency_ms, outcome, http_status, error, address in last:
-        answer = f"answered {http_status}" if http_status is not None else "gave no answer"
-        ended = "" if outcome == "DELIVERED" else f", which is {error}"
-        said.append(
-            f"Attempt {number} at {moment(started_at)} took {span(latency_ms / 1000)} and {answer}{ended}"
-            f"{f' (dialled {address})' if address else ''}."
-        )
+        ended = "was taken" if outcome == "DELIVERED" else f"failed ({error})"
+        answer = f"it answered {http_status}" if http_status is not None else "no answer"
+        dialled = f", from {address}" if address else ""
+        said.append(f"Attempt {number} at {moment(started_at)} {ended}: {answer} within {latency_ms} ms{dialled}.")
     if not last:
         said.append("It was not attempted yet.")
     if one.redeliveries:
