@@ -129,8 +129,8 @@ async def _add(tx: Tx, given: NewSubscription, actor: str, reason: str | None) -
     settings = settings_of(tx)
     made = await subscriptions.create_subscription(
         tx, settings, Keyring.open(settings), owner=check_text(given.owner, "the owner"), url=given.url,
-        patterns=given.events, secret=_opened(given.secret), description=given.description, max_in_flight=given.max_in_flight,
-        timeout_seconds=given.timeout_seconds, actor=actor, reason=reason,
+        patterns=given.events, secret=_opened(given.secret), description=given.description,
+        max_in_flight=given.max_in_flight, timeout_seconds=given.timeout_seconds, actor=actor, reason=reason,
     )  # fmt: skip
     return _made(made)
 
