@@ -46,7 +46,7 @@ async def birthdays(request: Request) -> Response:
     async with read(request) as look:
         found, following = await _list(look, shown, after)
     return show(
-        request, "birthdays_list.html", now=look.now, events=found, status=shown.value, statuses=STATUSES,
+        request, "birthdays_list.html", now=look.now, events=found, chosen=shown.value, statuses=STATUSES,
         after=following, is_first=after is None, is_over=shown in OVER,
     )  # fmt: skip
 

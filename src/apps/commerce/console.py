@@ -50,7 +50,7 @@ async def orders(request: Request) -> Response:
             found, after = await _newest(look, query, status, customer)
         unpaid, overdue = await store.count_unpaid(look.tx, cap=CAP + 1)
     return show(
-        request, "orders_list.html", now=look.now, orders=found, status=status, customer=customer, statuses=STATUSES,
+        request, "orders_list.html", now=look.now, orders=found, chosen=status, customer=customer, statuses=STATUSES,
         unpaid=Count.of(unpaid), overdue=Count.of(overdue), after=after, is_first=query.text("after") is None,
         money=money.show,
     )  # fmt: skip

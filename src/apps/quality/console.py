@@ -48,7 +48,7 @@ async def nonconformities(request: Request) -> Response:
             )  # fmt: skip
         counted = await store.count_by_status(look.tx, cap=CAP + 1)
     return show(
-        request, "quality_list.html", now=look.now, found=found[:PAGE], status=status, severity=severity,
+        request, "quality_list.html", now=look.now, found=found[:PAGE], chosen=status, severity=severity,
         supplier=supplier, statuses=STATUSES, severities=SEVERITIES,
         counts={name: Count.of(number) for name, number in counted.items()},
         after=found[PAGE - 1].id if len(found) > PAGE else None, is_first=before is None,

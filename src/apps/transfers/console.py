@@ -45,7 +45,7 @@ async def transfers(request: Request) -> Response:
         counted = await store.count_transfers(look.tx, cap=CAP + 1)
     last = found[PAGE - 1][0] if len(found) > PAGE else None
     return show(
-        request, "transfers_list.html", now=look.now, transfers=found[:PAGE], status=status, id=id, statuses=STATUSES,
+        request, "transfers_list.html", now=look.now, transfers=found[:PAGE], chosen=status, id=id, statuses=STATUSES,
         counts={name: Count.of(number) for name, number in counted.items()},
         after=f"{last.created_at.isoformat()}_{last.id}" if last else None, is_first=before is None,
     )  # fmt: skip

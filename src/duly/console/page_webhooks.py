@@ -90,7 +90,7 @@ async def webhook(request: Request, id: UUID) -> Response:
     return show(
         request, "webhook.html", now=look.now, id=id, subscription=found, audit=audit, sentences=sentences,
         deliveries=deliveries, after=after, has_looked=has_looked, secrets=secrets, counts=counts, alerts=alerts,
-        statuses=STATUSES, status=status, event_type=event_type, is_first=before is None, finished=FINISHED,
+        statuses=STATUSES, chosen=status, event_type=event_type, is_first=before is None, finished=FINISHED,
         soon=look.now + timedelta(minutes=1),
     )  # fmt: skip
 

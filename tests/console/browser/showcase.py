@@ -15,7 +15,7 @@ NAMES = (
 KNOWN = NAMES + " || ARRAY(SELECT name FROM duly.schedules)"
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
-FILL = (
+FILL: tuple[str, ...] = (
     "SELECT setval(pg_get_serial_sequence('duly.jobs', 'id'), 5000)",
     # an hour of runs, with a bad quarter
     "INSERT INTO duly.executions (execution_id, job_id, name, entity_id, source, started_at, completed_at, succeeded, "
