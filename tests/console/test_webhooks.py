@@ -69,6 +69,7 @@ async def test_a_given_secret_is_never_repeated(site: Site, ada: httpx2.AsyncCli
     refusal = await post(ada, "webhooks.add", url="ftp://nowhere", events="*", secret=secret)
     assert refusal.status_code == 422
     asked = await ada.get("/console/actions/webhooks.rotate", params={"id": SUBSCRIPTION, "secret": secret})
+    assert asked.status_code == 400
     done = await post(ada, "webhooks.rotate", id=SUBSCRIPTION, secret=secret, return_to="/console/webhooks")
     assert done.status_code == 303
     short = await post(ada, "webhooks.rotate", id=SUBSCRIPTION, secret="short-secret")
@@ -79,7 +80,7 @@ async def test_a_given_secret_is_never_repeated(site: Site, ada: httpx2.AsyncCli
         headers=site.headers("ADMINISTRATOR"),
     )  # fmt: skip
     assert problem.status_code == 422
-    for text in (refusal.text, asked.text, done.text, short.text, problem.text):
+    for text in (refusal.text, done.text, short.text, problem.text):
         assert secret not in text
         assert "short-secret" not in text
 

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 
-from duly.console.routes import MOUNT, Pages, Query, read, show, signed_in
+from duly.console.routes import MOUNT, BadQuery, Pages, Query, read, show, signed_in
 from duly.console.sign_in import local_path
 from duly.errors import Forbidden
 from duly.operate.actions import Action, Arguments, Result, find_action, read_arguments
@@ -36,8 +36,9 @@ async def ask(request: Request, name: str) -> Response:
         raise Forbidden("you may look, but not change anything: this needs the role ADMINISTRATOR")
     action = find_action(name)
     query = Query(request)
-    fields = [field for field in action.arguments.model_fields if field != SECRET]
-    given = {field: value for field in fields if (value := query.text(field, longest=20_000))}
+    if query.text(SECRET, longest=20_000) is not None:
+        raise BadQuery("a secret is never part of an address: this one is known now, use another")
+    given = {field: value for field in action.arguments.model_fields if (value := query.text(field, longest=20_000))}
     return await _confirm(request, action, given, query.text("return_to", longest=1_000) or "")
 
 
