@@ -99,7 +99,12 @@ ACTION_BODIES: dict[str, dict[str, Any]] = {
     "schedules.add": {"name": "new.one", "cron": "0 9 * * *"}, "schedules.edit": {**SCHEDULE, "cron": "0 9 * * *"},
     "schedules.enable": SCHEDULE, "schedules.disable": SCHEDULE, "schedules.trigger": SCHEDULE,
     "schedules.remove": SCHEDULE,
+    "webhooks.add": NEW_SUBSCRIPTION,
+    "webhooks.redeliver-range": {"id": str(uuid4()), "since": "2026-01-01T00:00Z", "until": "2026-01-02T00:00Z"},
 }  # fmt: skip
+ACTION_BODIES |= {
+    name: {"id": str(uuid4())} for name in ACTIONS if name.startswith("webhooks.") and name not in ACTION_BODIES
+}
 RIGHTS |= {
     ("POST", f"/v1/console/actions/{name}"): Right(
         "console", ("ADMINISTRATOR",), ("OPERATOR",), ACTION_BODIES.get(name, {"id": 12345})
