@@ -254,3 +254,40 @@ async def test_many_failed_events_are_given_up_and_what_waited_goes_on(db: Datab
     assert done.number == 1
     assert rows(dsn, "SELECT type, parked FROM duly.outbox") == [("order.sent", False)]
     assert value(dsn, "SELECT count(*) FROM duly.audit WHERE action = 'event.discarded'") == 1
+
+
+async def test_two_clicks_on_one_form_do_it_once(ada: httpx2.AsyncClient, dsn: str) -> None:
+    page = await ada.get("/console/schedules/duly.forget-audit")
+    form = next(text for text in page.text.split("<form")[1:] if "/actions/schedules.trigger" in text)
+    fields = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', form))
+    assert fields["once"] != ""
+    answers = await asyncio.gather(*(ada.post("/console/actions/schedules.trigger", data=fields) for _ in range(5)))
+    assert {(answer.status_code, answer.headers["location"]) for answer in answers} == {(303, fields["return_to"])}
+    assert len(audited(dsn)) == 1
+    assert value(dsn, "SELECT count(*) FROM duly.jobs WHERE name = 'duly.forget-audit'") == 1
+    await ada.post("/console/actions/schedules.trigger", data=fields)
+    assert "it was done by your first click, and not again" in (await ada.get("/console/schedules")).text
+
+
+async def test_a_form_of_a_new_page_or_filled_in_anew_is_another_request(ada: httpx2.AsyncClient, dsn: str) -> None:
+    for word, reason in (("w1", "a"), ("w1", "b"), ("w2", "b")):
+        await post(ada, "schedules.trigger", name="duly.forget-audit", once=word, reason=reason)
+    assert [reason for _, _, reason in audited(dsn)] == ["a", "b", "b"]
+
+
+async def test_a_word_that_no_key_can_hold_is_refused(ada: httpx2.AsyncClient, dsn: str) -> None:
+    refused = await post(ada, "schedules.trigger", name="duly.forget-audit", once="ä ö")
+    assert refused.status_code == 400
+    assert audited(dsn) == []
+
+
+async def test_a_secret_is_made_once_and_shown_once(ada: httpx2.AsyncClient, dsn: str) -> None:
+    given = {"url": "http://127.0.0.1:8009/", "events": "order.*", "once": "w1", "return_to": "/console/webhooks"}
+    first = await post(ada, "webhooks.add", **given)
+    assert "whsec_" in first.text
+    again = await post(ada, "webhooks.add", **given)
+    assert (again.status_code, again.headers["location"]) == (303, "/console/webhooks")
+    assert [action for action, _, _ in audited(dsn)] == ["webhook_subscription.created"]
+    secret = re.search(r"whsec_[\w+/=-]+", first.text)
+    assert secret is not None
+    assert secret[0] not in str(rows(dsn, "SELECT convert_from(body, 'UTF8') FROM duly.idempotency_keys"))

@@ -301,8 +301,10 @@ def test_a_pod_has_no_setting_of_its_own_but_the_port_of_its_health() -> None:
 
 def test_a_pod_gets_only_the_secret_that_it_needs() -> None:
     for work in WORKLOADS:
-        secret = "duly-client" if work.component == "transfers-expire" else "duly-database"
-        assert work.sources == ["duly-settings", secret], work.name
+        secrets = ["duly-client"] if work.component == "transfers-expire" else ["duly-database"]
+        if work.component in ("api", "worker"):  # who checks webhooks, and who signs them
+            secrets.append("duly-encryption")
+        assert work.sources == ["duly-settings", *secrets], work.name
 
 
 def test_the_example_of_secrets_holds_placeholders_only() -> None:
@@ -313,6 +315,7 @@ def test_the_example_of_secrets_holds_placeholders_only() -> None:
         "DATABASE_URL",
         "DULY_CLIENT_ID",
         "DULY_CLIENT_SECRET",
+        "DULY_ENCRYPTION_KEYS",
     }
     settings = named("ConfigMap", "duly-settings")["data"]
     assert not [name for name in settings if any(word in name for word in ("SECRET", "PASSWORD", "DATABASE_URL"))]

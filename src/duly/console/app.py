@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -192,8 +193,9 @@ class Console:
         made.filters.update(FILTERS)
         made.filters.update(quoted=lambda text: quote(str(text), safe=""), host=host_of)
         made.globals.update(
-            mount=MOUNT, entries=ENTRIES, groups=_groups(self.sections), actions=ACTIONS, asset=self._asset, link=link
-        )
+            mount=MOUNT, entries=ENTRIES, groups=_groups(self.sections), actions=ACTIONS, asset=self._asset, link=link,
+            once=lambda: token_urlsafe(16),
+        )  # fmt: skip
         return made
 
     def _asset(self, name: str) -> str:

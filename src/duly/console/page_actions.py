@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -12,6 +13,7 @@ from fastapi.responses import RedirectResponse, Response
 from duly.console.routes import MOUNT, BadQuery, Pages, Query, read, show, signed_in
 from duly.console.sign_in import local_path
 from duly.errors import Forbidden
+from duly.idempotency.guard import Answer, Keyed, check_key, fingerprint, reserve, store
 from duly.operate.actions import Action, Arguments, Result, find_action, read_arguments
 from duly.operate.arguments import BULK_LIMIT
 from duly.operate.counts import Count
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from duly.db import Tx
 
 SECRET = "secret"  # noqa: S105 - the field of it; it is never in an address, nor repeated on a page
-OURS = frozenset({"reason", "return_to", "confirmed"})  # fields of the form that are not the action's
+OURS = frozenset({"reason", "return_to", "confirmed", "once"})  # fields of the form that are not the action's
+LONGEST_WORD = 100
 
 
 def register(pages: Pages) -> None:
@@ -51,9 +54,15 @@ async def act(request: Request, name: str) -> Response:
     if action.is_destructive and form.get("confirmed") != "yes":
         return await _confirm(request, action, given, form.get("return_to", ""))
     actor, reason = signed_in(request).actor, form.get("reason", "").strip() or None
+    asked = _asked(actor, name, form)
 
     async def work(tx: Tx) -> Result:
-        return await action.run(tx, arguments, actor, reason)
+        if asked is not None and (before := await reserve(tx, asked)) is not None:
+            return _again(before)
+        result = await action.run(tx, arguments, actor, reason)
+        if asked is not None:
+            await store(tx, asked, _kept(result))
+        return result
 
     result = await console.db.run(work)
     return_to = local_path(form.get("return_to", ""))
@@ -65,6 +74,27 @@ async def act(request: Request, name: str) -> Response:
     response.headers["Cache-Control"] = "no-store"
     console.note(request, response, result.message[:1].upper() + result.message[1:] + ".")
     return response
+
+
+def _asked(actor: str, name: str, form: Mapping[str, str]) -> Keyed | None:
+    """A form as its page made it, sent twice by two clicks, is one request; filled in anew, it is another."""
+    word = form.get("once", "")
+    if not word:
+        return None
+    sent = urlencode(sorted((field, value) for field, value in form.items() if field != SECRET))
+    digest = fingerprint("POST", f"{MOUNT}/actions/{name}", sent.encode(), is_json=False)
+    return Keyed(f"console:{actor}", check_key(f"{word[:LONGEST_WORD]}.{digest.hex()}"), digest)
+
+
+def _kept(result: Result) -> Answer:
+    kept = {"message": result.message, "rest": dict(result.rest) if result.rest else None}
+    return Answer(303, (), json.dumps(kept).encode())
+
+
+def _again(before: Answer) -> Result:
+    """What the first click did, without its secret: that was shown once."""
+    kept = json.loads(before.body)
+    return Result(f"{kept['message']}; it was done by your first click, and not again", rest=kept["rest"])
 
 
 async def _confirm(request: Request, action: Action, given: Mapping[str, Any], return_to: str) -> Response:
