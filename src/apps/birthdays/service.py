@@ -33,10 +33,12 @@ BATCH = 100
 MOST_PROCESSING = 1_000
 MISSED_LIMIT = 1_000
 STALLED_AFTER_MINUTES = 15
-STALLED_LIMIT = 1_000
+STALLED_LIMIT = 2 * MOST_PROCESSING  # two claims at the same moment may exceed it
+ROOM_SECONDS = 1
+NO_ROOM_SECONDS = 10  # nothing ended for a second: the webhook is away, or very slow
 RECHECK_DAYS = 8
 RECHECK_PAGE = 1_000
-RECHECK_PAGES = 100
+RECHECK_PAGES = 500
 CORRECTED_AT_ONCE = 500
 KEPT_YEARS = 3
 FORGOTTEN_AT_ONCE = 10_000
@@ -154,7 +156,8 @@ async def claim_ready(tx: Tx, *, looks_for_missed: bool) -> Claim:
     has_more = ready.oldest is not None and len(ready.events) == allowed
     if has_more:
         is_full = len(ready.events) >= ready.room
-        await schedule(tx, CLAIM_MORE, "next", ready.now + timedelta(seconds=1) if is_full else None)
+        wait = timedelta(seconds=ROOM_SECONDS if ready.events else NO_ROOM_SECONDS)
+        await schedule(tx, CLAIM_MORE, "next", ready.now + wait if is_full else None)
     return Claim(claimed, has_more, missed)
 
 
@@ -237,6 +240,7 @@ async def recheck_zones(tx: Tx, *, limit: int = CORRECTED_AT_ONCE) -> int:
         if len(page) < RECHECK_PAGE:
             return corrected
         after = (page[-1].target_utc, page[-1].id)
+    log.warning("birthdays_recheck_stopped", read=RECHECK_PAGES * RECHECK_PAGE, reached=after[0].isoformat())
     return corrected
 
 

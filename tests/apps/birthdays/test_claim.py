@@ -132,6 +132,11 @@ async def test_at_most_a_thousand_are_under_way_and_the_rest_waits_for_room(
     await drain(db, CLAIMING)
     assert statuses(dsn) == {"PENDING": 220, "PROCESSING": 1_000, "COMPLETED": 30}
     assert rows(dsn, query) == [(NINE_IN_WARSAW + 2 * SECOND,)]
+    # nothing ended for a second: the next look is later
+    clock.advance(seconds=1)
+    await drain(db, CLAIMING)
+    assert statuses(dsn) == {"PENDING": 220, "PROCESSING": 1_000, "COMPLETED": 30}
+    assert rows(dsn, query) == [(NINE_IN_WARSAW + 12 * SECOND,)]
 
 
 async def test_without_room_nobody_looks_again_when_nothing_waits(db: Database, dsn: str, clock: BusinessClock) -> None:

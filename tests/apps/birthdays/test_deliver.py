@@ -227,13 +227,17 @@ async def test_a_webhook_that_does_not_answer_in_time_is_tried_again(
     assert status_of(dsn, event_id) == "COMPLETED"
 
 
-async def test_an_answer_without_end_is_cut_off(db: Database, dsn: str, clock: BusinessClock, hook: Receiver) -> None:
-    """FAULTS: its status counts, its body is not kept."""
+async def test_an_answer_without_end_is_cut_off(
+    db: Database, dsn: str, clock: BusinessClock, hook: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULTS: its status counts, its body is not kept; the bytes are counted, whatever time is left for them."""
+    monkeypatch.setattr(gateways, "BODY_SECONDS", 60.0)
     _, event_id = await due(db, clock)
     hook.answers = [Answer(200, endless=True)]
     async with asyncio.timeout(30):
         await claim(db, dsn)
     assert status_of(dsn, event_id) == "COMPLETED"
+    assert hook.sent_bytes < 50_000_000  # what is on the way when it is cut off
 
 
 async def test_an_answer_that_is_never_finished_counts_by_its_status(
@@ -579,6 +583,20 @@ async def test_the_recheck_reads_on_behind_a_full_page(
     clock.freeze(NINE_IN_WARSAW - timedelta(days=1))
     async with db.transaction() as tx:
         assert await service.recheck_zones(tx) == 1
+
+
+async def test_a_recheck_that_does_not_come_to_its_end_says_so(
+    db: Database, dsn: str, clock: BusinessClock, monkeypatch: pytest.MonkeyPatch, log: list[EventDict]
+) -> None:
+    """A limit is never silent."""
+    monkeypatch.setattr(service, "RECHECK_PAGE", 4)
+    monkeypatch.setattr(service, "RECHECK_PAGES", 2)
+    fill(dsn, 9)
+    clock.freeze(NINE_IN_WARSAW - timedelta(days=1))
+    async with db.transaction() as tx:
+        assert await service.recheck_zones(tx) == 0
+    stopped = [entry for entry in log if entry["event"] == "birthdays_recheck_stopped"]
+    assert [(entry["read"], entry["log_level"]) for entry in stopped] == [(8, "warning")]
 
 
 async def test_connections_are_kept_between_messages(db: Database, dsn: str, clock: BusinessClock) -> None:
