@@ -89,10 +89,11 @@ SELECT id, kind, message, count, raised_at, last_at FROM duly.alerts
 WHERE kind IN ('webhook_failed', 'webhook_disabled') AND subject = CAST(:id AS text) AND resolved_at IS NULL
 ORDER BY id DESC LIMIT 10
 """)
-# What an overview complains about: who is disabled or left alone, and whom nobody could deliver to.
+# What an overview complains about: who is disabled or left alone, and whom nobody could deliver to. The clock is asked
+# once, not for each of them.
 READ_TROUBLE = Statement("""
 SELECT s.id, s.url, s.status, s.disabled_reason, s.failures, s.failing_since,
-       CASE WHEN s.status = 'ACTIVE' AND s.open_until > duly.now() THEN s.open_until END AS open_until,
+       CASE WHEN s.status = 'ACTIVE' AND s.open_until > (SELECT duly.now()) THEN s.open_until END AS open_until,
        a.message AS alert,
        CASE WHEN a.id IS NULL THEN 0 ELSE (SELECT count(*) FROM (
            SELECT 1 FROM duly.webhook_deliveries d
@@ -101,6 +102,6 @@ SELECT s.id, s.url, s.status, s.disabled_reason, s.failures, s.failing_since,
 FROM duly.webhook_subscriptions s
 LEFT JOIN duly.alerts a ON a.kind = 'webhook_failed' AND a.subject = CAST(s.id AS text) AND a.resolved_at IS NULL
 WHERE s.status <> 'DELETED'
-  AND (s.status = 'DISABLED' OR (s.status = 'ACTIVE' AND s.open_until > duly.now()) OR a.id IS NOT NULL)
+  AND (s.status = 'DISABLED' OR (s.status = 'ACTIVE' AND s.open_until > (SELECT duly.now())) OR a.id IS NOT NULL)
 ORDER BY s.failing_since NULLS LAST, s.id LIMIT CAST(:limit AS int)
 """)

@@ -92,7 +92,6 @@ class Receiver:
         self.arrived = asyncio.Event()
         self.most_at_once = 0
         self.takes_seconds = 0.0
-        self.sent_bytes = 0
         self._now = 0
         self.url = ""
 
@@ -126,7 +125,6 @@ class Receiver:
         await send({"type": "http.response.start", "status": answer.status, "headers": told})
         while answer.endless:
             await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
-            self.sent_bytes += 65_536
             await asyncio.sleep(0)
         if answer.unfinished:
             await send({"type": "http.response.body", "body": b"x", "more_body": True})
