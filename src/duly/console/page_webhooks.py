@@ -23,7 +23,7 @@ from duly.webhooks.look import (
     say_delivery,
     say_standing,
 )
-from duly.webhooks.model import FINISHED
+from duly.webhooks.model import FINISHED, MOST_TRIES
 from duly.webhooks.subscriptions import find_subscription, list_subscriptions
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ async def delivery(request: Request, id: UUID) -> Response:
         request, "delivery.html", now=look.now, delivery=found.delivery, attempts=found.attempts[:ATTEMPTS_LIMIT],
         body=body if signed_in(request).may_act else None, subscription=subscription, sentences=sentences,
         audit=audit, is_gone=body is None, is_test=found.delivery.event_type == TEST_TYPE, finished=FINISHED,
+        most_tries=MOST_TRIES,
     )  # fmt: skip
 
 

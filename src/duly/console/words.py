@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -39,7 +40,7 @@ def duration(seconds: float | None) -> str:
     hours, minutes = divmod(minutes, 60)
     if hours < 48:
         return f"{sign}{hours} h {minutes:02d} min"
-    return f"{sign}{hours // 24:,} d {hours % 24:02d} h"
+    return f"{sign}{hours // 24:,} d"
 
 
 def when(moment: datetime | None, zone: str = "UTC") -> str:
@@ -64,6 +65,8 @@ def relative(moment: datetime, now: datetime) -> str:
     seconds = (moment - now).total_seconds()
     if abs(seconds) < 1:
         return "now"
+    if abs(seconds) >= 600:
+        seconds -= math.fmod(seconds, 60)  # nobody reads the seconds of half an hour
     return f"in {span(seconds)}" if seconds > 0 else f"{span(seconds)} ago"
 
 

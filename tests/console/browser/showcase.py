@@ -122,7 +122,7 @@ FILL += (
     "END, CASE made.status WHEN 'WAITING' THEN 0 WHEN 'RETRYING' THEN 3 ELSE 1 END, "
     "CASE made.status WHEN 'RETRYING' THEN now() + interval '29 min' END, "
     "CASE made.status WHEN 'DELIVERED' THEN 200 WHEN 'RETRYING' THEN 502 END, "
-    "CASE made.status WHEN 'RETRYING' THEN 'http_status' END, e.created_at + interval '9 ms', "
+    "CASE made.status WHEN 'RETRYING' THEN 'status' END, e.created_at + interval '9 ms', "
     "CASE made.status WHEN 'DELIVERED' THEN e.created_at + interval '190 ms' END "
     "FROM (SELECT *, row_number() OVER (ORDER BY created_at) AS place FROM duly.events WHERE topic = 'shop') AS e "
     "CROSS JOIN (VALUES (1, '01990000-0000-7000-8000-000000000001'::uuid), "
@@ -131,14 +131,14 @@ FILL += (
     "AND e.place > 105) THEN 'WAITING' WHEN s.n = 2 AND e.place > 98 THEN 'RETRYING' ELSE 'DELIVERED' END) AS "
     "made(status)",
     "UPDATE duly.webhook_deliveries SET id = '01990000-0000-7000-8000-000000000102', status = 'PERMANENTLY_FAILED', "
-    "attempts = 8, tries = 8, last_http_status = 502, last_error = 'http_status', finished_at = now() - interval "
+    "attempts = 8, tries = 8, last_http_status = 502, last_error = 'status', finished_at = now() - interval "
     "'3 min' WHERE number = (SELECT max(number) FROM duly.webhook_deliveries WHERE aggregate_id = 'order:4201' AND "
     "subscription_id = '01990000-0000-7000-8000-000000000002' AND status = 'DELIVERED')",
     "INSERT INTO duly.webhook_attempts (delivery_id, number, subscription_id, started_at, latency_ms, outcome, "
     "http_status, error, address, request_headers, request_bytes, response_headers, response_excerpt, worker) "
     "SELECT '01990000-0000-7000-8000-000000000102', n, '01990000-0000-7000-8000-000000000002', now() - (9 - n) * "
-    "interval '5 min', CASE n WHEN 3 THEN 15003 ELSE 240 + n * 17 END, 'FAILED', CASE n WHEN 3 THEN NULL ELSE 502 END, "
-    "CASE n WHEN 3 THEN 'timeout' ELSE 'http_status' END, '203.0.113.80', jsonb_build_object('X-Event-Type', "
+    "interval '80 s', CASE n WHEN 3 THEN 15003 ELSE 240 + n * 17 END, 'FAILED', CASE n WHEN 3 THEN NULL ELSE 502 END, "
+    "CASE n WHEN 3 THEN 'timeout' ELSE 'status' END, '203.0.113.80', jsonb_build_object('X-Event-Type', "
     "'order.placed', 'X-Delivery-Id', '01990000-0000-7000-8000-000000000102', 'webhook-id', "
     "'01990000-0000-7000-8000-0000000000aa', 'webhook-signature', 'v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=', "
     "'X-Signature', repeat('5f', 32)), 412, jsonb_build_object('content-type', 'text/html', 'server', 'nginx'), "
@@ -146,7 +146,7 @@ FILL += (
     "FROM generate_series(1, 8) AS n",
     "INSERT INTO duly.alerts (kind, subject, message, raised_at, last_at, count) VALUES "
     "('webhook_failed', '01990000-0000-7000-8000-000000000002', 'order.placed was not taken in 8 tries; the last: "
-    "http_status', now() - interval '3 min', now() - interval '3 min', 1), "
+    "status', now() - interval '3 min', now() - interval '3 min', 1), "
     "('webhook_disabled', '01990000-0000-7000-8000-000000000003', 'the receiver answered 410 Gone', now() - interval "
     "'2 d', now() - interval '2 d', 1)",
 )
