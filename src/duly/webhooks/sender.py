@@ -28,6 +28,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 ANSWER_BYTES = 65_536
 WIRE_BYTES = 8 * ANSWER_BYTES  # with headers, and whatever cuts the body into chunks
 PIECE_BYTES = 16_384
+MOST_PIECES = 4_096  # a body in chunks of one byte is as good as read long before
 EXCERPT_CHARACTERS = 2_048
 DNS_SECONDS = 5.0
 MOST_DIALLED = 3
@@ -237,6 +238,7 @@ class _Seen:
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self._body = bytearray()
+        self._pieces = 0
 
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """The first lines; of the headers only some are kept."""
@@ -249,7 +251,8 @@ class _Seen:
     def take(self, chunk: bytes) -> bool:
         """One piece of the body; False when that is enough."""
         self._body += chunk[: ANSWER_BYTES - len(self._body)]
-        return len(self._body) < ANSWER_BYTES
+        self._pieces += 1
+        return len(self._body) < ANSWER_BYTES and self._pieces < MOST_PIECES
 
     def excerpt(self) -> str:
         """The beginning of the body, as text that can be stored."""

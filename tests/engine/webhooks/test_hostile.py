@@ -18,7 +18,7 @@ from tests.engine.webhooks.subscriber import Request, answering, subscriber
 from tests.support import rows, value
 
 LOOPBACK = Allowed.read((), development=True, http=True)
-LAG_SECONDS = 0.25
+LAG_SECONDS, SPENT_SECONDS = 0.25, 3.0
 
 
 async def send(url: str, *, seconds: float = 5.0, body: bytes = b"{}") -> Answer:
@@ -30,7 +30,7 @@ async def worst_lag(stop: asyncio.Event) -> float:
     worst = 0.0
     while not stop.is_set():
         began = time.thread_time()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.002)
         worst = max(worst, time.thread_time() - began)
     return worst
 
@@ -60,10 +60,11 @@ async def test_a_flood_ends_early_and_blocks_nobody(head: bytes, piece: bytes) -
     """What comes beyond what anybody needs is not waited for, let alone parsed for the length of the time-out."""
     stop = asyncio.Event()
     lag = asyncio.create_task(worst_lag(stop))
+    began = time.thread_time()
     async with subscriber(flooding(head, piece)) as one:
         answer = await send(one.url, seconds=20)
+    assert time.thread_time() - began < SPENT_SECONDS, answer
     stop.set()
-    assert answer.latency_ms < 5_000, answer
     assert answer.error in (None, "protocol", "connection_lost")
     assert await lag < LAG_SECONDS
 
