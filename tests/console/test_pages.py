@@ -262,7 +262,7 @@ EVENTS = (
       "/console/jobs?name=same.time", r'class="row" href="/console/jobs/(\d+)"', 120),
      (EVENTS.format(table="outbox", more="attempts", values="0"), "/console/outbox?status=PENDING",
       r'class="row" href="/console/events/([0-9a-f-]+)"', 120),
-     (EVENTS.format(table="outbox", more="attempts, failed_at", values="1, duly.now()"),
+     (EVENTS.format(table="outbox", more="attempts, failed_at, last_error", values="1, duly.now(), 'e'"),
       "/console/outbox?status=FAILED", r'class="row" href="/console/events/([0-9a-f-]+)"', 120),
      (EVENTS.format(table="events", more="seq, published_at, attempts", values="n, duly.now(), 1"),
       "/console/outbox?status=PUBLISHED", r'class="row" href="/console/events/([0-9a-f-]+)"', 120),
