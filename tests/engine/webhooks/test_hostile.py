@@ -229,3 +229,26 @@ async def test_a_subscription_that_is_deleted_while_its_last_try_is_under_way_le
         gate.set()
         await draining
     assert hooks.alerts() == []
+
+
+@pytest.mark.parametrize("overtaken", ["turn = turn + 1", "status = 'CANCELLED', finished_at = duly.now()"])
+async def test_an_attempt_whose_delivery_has_moved_on_records_nothing(hooks: Hooks, overtaken: str) -> None:
+    """The last fence: whoever else took the delivery meanwhile, its state and its log are theirs."""
+    gate = asyncio.Event()
+
+    async def behave(_request: Request, writer: asyncio.StreamWriter) -> None:
+        await gate.wait()
+        writer.write(b"HTTP/1.1 200 Yes\r\nContent-Length: 0\r\n\r\n")
+
+    async with subscriber(behave) as one:
+        await hooks.subscribe(one.url)
+        await hooks.emit()
+        draining = asyncio.create_task(hooks.drain())
+        async with asyncio.timeout(20):
+            await one.arrived.wait()
+        rows(hooks.dsn, f"UPDATE duly.webhook_deliveries SET {overtaken}")
+        before = rows(hooks.dsn, "SELECT status, turn, attempts, finished_at FROM duly.webhook_deliveries")
+        gate.set()
+        await draining
+    assert rows(hooks.dsn, "SELECT status, turn, attempts, finished_at FROM duly.webhook_deliveries") == before
+    assert value(hooks.dsn, "SELECT count(*) FROM duly.webhook_attempts") == 0
