@@ -258,7 +258,8 @@ EVENTS = (
 
 @pytest.mark.parametrize(
     ("made", "start", "pattern", "number"),
-    [("SELECT duly.schedule('same.time', run_at => '2036-01-01Z') FROM generate_series(1, 120)",
+    [("SELECT duly.schedule('same.time', run_at => '2036-01-01Z', priority => 4 - mod(n, 4)) "
+      "FROM generate_series(1, 120) AS n",
       "/console/jobs?name=same.time", r'class="row" href="/console/jobs/(\d+)"', 120),
      (EVENTS.format(table="outbox", more="attempts", values="0"), "/console/outbox?status=PENDING",
       r'class="row" href="/console/events/([0-9a-f-]+)"', 120),

@@ -10,8 +10,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from duly.testing import drain
 from duly.webhooks import subscriptions
 from duly.webhooks.addresses import Allowed
+from duly.webhooks.admit import DELIVER_JOB
 from duly.webhooks.sender import Answer, Sender
 from tests.engine.webhooks.hooks import Hooks
 from tests.engine.webhooks.subscriber import Request, answering, subscriber
@@ -252,3 +254,23 @@ async def test_an_attempt_whose_delivery_has_moved_on_records_nothing(hooks: Hoo
         await draining
     assert rows(hooks.dsn, "SELECT status, turn, attempts, finished_at FROM duly.webhook_deliveries") == before
     assert value(hooks.dsn, "SELECT count(*) FROM duly.webhook_attempts") == 0
+
+
+async def test_a_job_of_an_earlier_turn_does_nothing(hooks: Hooks) -> None:
+    """Its worker died after it had put the delivery back, and before it could say so: somebody else has it now."""
+    async with subscriber(answering(500)) as one:
+        made = await hooks.subscribe(one.url)
+        await hooks.emit()
+        handlers = {name: handler for name, handler in hooks.handlers.items() if name != DELIVER_JOB}
+        await drain(hooks.db, handlers)
+        old = rows(hooks.dsn, f"SELECT entity_id, payload::text FROM duly.jobs WHERE name = '{DELIVER_JOB}'")
+        await hooks.pause(made.id)
+        await hooks.drain()
+        assert [delivery.status for delivery in await hooks.deliveries()] == ["WAITING"]
+        await hooks.resume(made.id)
+        rows(hooks.dsn, f"SELECT duly.schedule('{DELIVER_JOB}', %(id)s, payload => %(payload)s::jsonb, "
+                        "on_conflict => 'allow')",
+             {"id": old[0][0], "payload": old[0][1]})  # fmt: skip
+        await hooks.drain()
+        assert len(one.requests) == 1
+    assert (await hooks.delivery()).status == "RETRYING"
