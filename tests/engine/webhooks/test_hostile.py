@@ -9,11 +9,12 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
+from sqlalchemy import text
 
 from duly.testing import drain
 from duly.webhooks import subscriptions
 from duly.webhooks.addresses import Allowed
-from duly.webhooks.admit import DELIVER_JOB
+from duly.webhooks.admit import DELIVER_JOB, lock
 from duly.webhooks.sender import Answer, Sender
 from tests.engine.webhooks.hooks import Hooks
 from tests.engine.webhooks.subscriber import Request, answering, subscriber
@@ -274,3 +275,19 @@ async def test_a_job_of_an_earlier_turn_does_nothing(hooks: Hooks) -> None:
         await hooks.drain()
         assert len(one.requests) == 1
     assert (await hooks.delivery()).status == "RETRYING"
+
+
+async def test_whoever_admits_holds_the_subscription(hooks: Hooks) -> None:
+    """Two who count free places at once would both find the last one."""
+    made = await hooks.subscribe("http://127.0.0.1:8009/hook")
+
+    async def hold() -> None:
+        async with hooks.db.transaction() as tx:
+            await tx.execute(text("SET LOCAL lock_timeout = '200ms'"))
+            await lock(tx, [made.id])
+
+    async with hooks.db.transaction() as tx:
+        await lock(tx, [made.id])
+        with pytest.raises(Exception, match="lock timeout"):
+            await hold()
+    await hold()
