@@ -12,6 +12,7 @@ from apps.finance.ledger import service, store
 from apps.finance.ledger.events import TransactionPosted
 from apps.finance.ledger.model import AccountType, Direction, InsufficientFunds, NewEntry, Posting, ReferenceTaken
 from duly.db import Database
+from duly.errors import Invalid
 from duly.http.problems import translate
 from tests.apps.finance.ledger.acting import Books, check_consistent, count, line, move, refused
 from tests.apps.transfers.acting import counting, made, new_key
@@ -234,6 +235,22 @@ async def test_what_is_refused_leaves_the_callers_transaction_usable(db: Databas
         await service.post(tx, paying("c"))
     assert [one for (one,) in rows(dsn, "SELECT reference FROM ledger.transactions ORDER BY 1")] == ["b", "c"]
     check_consistent(dsn)
+
+
+@pytest.mark.parametrize("amount", ["NaN", "Infinity", "-1", "0", "1000000000000000", "0.0001"])
+async def test_python_callers_are_refused_as_well(db: Database, amount: str) -> None:
+    """F5: who calls the service has not been through the API's checks."""
+    async with db.transaction() as tx:
+        a = await service.create_account(tx, name="A", kind=AccountType.ASSET, currency="PLN")
+        b = await service.create_account(tx, name="B", kind=AccountType.ASSET, currency="PLN")
+        number = Decimal(amount)
+        entries = [NewEntry(a.id, number, Direction.DEBIT), NewEntry(b.id, number, Direction.CREDIT)]
+        with pytest.raises(Invalid):
+            await service.post(tx, Posting("x", entries))
+        with pytest.raises((Invalid, InsufficientFunds)):
+            await service.place_hold(tx, a.id, amount=number, reference="h")
+        with pytest.raises(Invalid):
+            await service.post(tx, Posting("x-rev", entries))
 
 
 async def test_a_covered_entry_does_not_overdraw_even_where_the_account_may(db: Database, dsn: str) -> None:
