@@ -85,7 +85,9 @@ def main() -> None:
     """Run everything and print tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=["rules", "database", "http"])
-    chosen = parser.parse_args().only
+    parser.add_argument("--clients", type=int, nargs="*", default=list(CLIENTS))
+    options = parser.parse_args()
+    chosen = options.only
     if chosen in (None, "rules"):
         measure_rules()
     if chosen == "rules":
@@ -99,7 +101,7 @@ def main() -> None:
                 if chosen in (None, "database"):
                     asyncio.run(measure_database(dsn))
                 if chosen in (None, "http"):
-                    measure_http(dsn, Path(directory))
+                    measure_http(dsn, Path(directory), options.clients)
         finally:
             server.stop()
 
@@ -275,7 +277,7 @@ async def measure_database(dsn: str) -> None:
 # -- over HTTP --------------------------------------------------------------------------------------------------------
 
 
-def measure_http(dsn: str, home: Path) -> None:
+def measure_http(dsn: str, home: Path, clients: list[int]) -> None:
     """The server as it is run, beside a bare route that reads and inserts the same rows and decides nothing."""
     env = {**os.environ, "DATABASE_URL": dsn, "DULY_DATA": str(home), "DULY_LOG_LEVEL": "warning"}
     ours = subprocess.Popen(
@@ -283,13 +285,13 @@ def measure_http(dsn: str, home: Path) -> None:
     )
     bare = subprocess.Popen([sys.executable, "-c", BARE], env={**env, "PORT": str(BARE_PORT)})
     try:
-        asyncio.run(_measure_http(home))
+        asyncio.run(_measure_http(home, clients))
     finally:
         ours.kill()
         bare.kill()
 
 
-async def _measure_http(home: Path) -> None:
+async def _measure_http(home: Path, numbers: list[int]) -> None:
     for port in (PORT, BARE_PORT):
         await _ready(f"http://127.0.0.1:{port}/readyz")
     token = Issuer.open(Settings(data=home), port=PORT).sign("bench", scopes=["decision:evaluate"])
@@ -305,7 +307,7 @@ async def _measure_http(home: Path) -> None:
 
     print(f"\nPOST /v1/decision/evaluate, median of {ROUNDS} rounds of {REQUESTS}; budget p50 3, p99 10 ms")
     print(f"{'what':<31} {'clients':>7} {'req/s':>6} {'p50 ms':>7} {'p99 ms':>7} {'of budget: p50':>14} {'p99':>6}")
-    for clients in CLIENTS:
+    for clients in numbers:
         for what, port, rule_set in (
             ("bare route, no rules", BARE_PORT, "bench-100"), ("100 rules", PORT, "bench-100"),
             ("1,000 rules", PORT, "bench-1000"), ("100 rules and a velocity fact", PORT, "bench-velocity"),

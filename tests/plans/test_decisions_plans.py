@@ -28,10 +28,10 @@ FROM generate_series(1, 1000000) AS n
 CROSS JOIN LATERAL (SELECT timestamptz '2034-01-01' + n * interval '2.5 seconds') AS m(at);
 INSERT INTO decisions.buckets
 SELECT 'payments', '["busy"]', 'minute', timestamptz '2033-12-29' + n * interval '1 minute', 100, 100, 5
-FROM generate_series(0, 33 * 1440) AS n;
+FROM generate_series(0, 33 * 1440 + 754) AS n;
 INSERT INTO decisions.buckets
-SELECT 'payments', '["busy"]', 'hour', timestamptz '2033-12-29' + n * interval '1 hour', 6000, 6000, 5
-FROM generate_series(0, 33 * 24) AS n;
+SELECT stream, key, 'hour', date_trunc('hour', start), sum(count), sum(total), max(largest)
+FROM decisions.buckets GROUP BY 1, 2, 4;
 INSERT INTO decisions.buckets
 SELECT 'payments', '["k' || n || '"]', w.width, date_trunc(w.width, m.at), 1, 10, 10
 FROM generate_series(1, 200000) AS n CROSS JOIN (VALUES ('minute'), ('hour')) AS w(width)
@@ -79,7 +79,7 @@ def test_a_window_costs_the_same_however_much_was_observed(
         [(_, now, velocity)] = fetch(connection, call)
         plan = explain(connection, call)
     assert now == NOW
-    expected = minutes * 100 if seconds <= 86_400 else velocity[0]
+    expected = minutes * 100
     distinct = min(1_000, int((datetime(2034, 1, 24, 3, 33, 20, tzinfo=UTC) - NOW).total_seconds() + seconds) // 10)
     assert [int(one) for one in velocity] == [expected, expected, 5, max(0, distinct)]
     assert plan.tables_read_whole() <= {"rule_sets", "business_clock"}, plan.text
@@ -114,7 +114,7 @@ def test_logging_a_decision_and_observing_cost_a_few_pages(dsn: str, generic: bo
             score="NULL", facts="'{}'", matched="'[]'", incomplete="'[]'", evaluated="1", latency_us="1",
         )  # fmt: skip
         plan = explain(connection, call)
-        assert plan.buffers <= 40, f"{plan.buffers} buffers\n{plan.text}"
+        assert plan.buffers <= 80, f"{plan.buffers} buffers\n{plan.text}"
         call = prepare(
             connection, sql.OBSERVE, generic, streams="ARRAY['payments']", keys="""ARRAY['["busy"]']""",
             amounts="ARRAY[5]", values="ARRAY['v7']", ats="ARRAY[NULL::timestamptz]",
