@@ -25,6 +25,7 @@ INSERT INTO decisions.rule_sets (id, description, created_at, updated_at)
 VALUES (:id, :description, duly.now(), duly.now()) ON CONFLICT (id) DO NOTHING
 RETURNING id
 """)
+COUNT_RULE_SETS = text("SELECT count(*) FROM decisions.rule_sets")
 DESCRIBE_RULE_SET = text("UPDATE decisions.rule_sets SET description = :description WHERE id = :id")
 PUBLISH = text("""
 WITH active AS (

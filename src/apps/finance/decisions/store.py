@@ -58,6 +58,12 @@ async def insert_rule_set(tx: Tx, rule_set_id: str, *, description: str) -> bool
     return made.scalar_one_or_none() is not None
 
 
+async def count_rule_sets(tx: Tx) -> int:
+    """How many there are."""
+    found: int = (await tx.execute(sql.COUNT_RULE_SETS)).scalar_one()
+    return found
+
+
 async def describe_rule_set(tx: Tx, rule_set_id: str, *, description: str) -> None:
     """Change what is said about it."""
     await tx.execute(sql.DESCRIBE_RULE_SET, {"id": rule_set_id, "description": description})
