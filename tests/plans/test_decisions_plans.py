@@ -23,7 +23,7 @@ SELECT decisions.create_partitions('2034-01-01', 31);
 INSERT INTO decisions.log (id, rule_set_id, rule_set_version, snapshot_id, engine, at, decision, facts, matched,
                            incomplete, evaluated, latency_us)
 SELECT duly.uuid7(m.at), CASE WHEN n % 10 = 0 THEN 'aml-screening' ELSE 'payment-screening' END, 1, gen_random_uuid(),
-       '1', m.at, 'APPROVE', '{"amount": "5"}', '[]', '[]', 3, 40
+       '1', m.at, CASE WHEN n % 50000 = 7 THEN 'REJECT' ELSE 'APPROVE' END, '{"amount": "5"}', '[]', '[]', 3, 40
 FROM generate_series(1, 1000000) AS n
 CROSS JOIN LATERAL (SELECT timestamptz '2034-01-01' + n * interval '2.5 seconds') AS m(at);
 INSERT INTO decisions.buckets
@@ -103,6 +103,26 @@ def test_a_decision_is_found_in_its_day_and_a_page_by_its_rule_set(dsn: str, gen
         plan = explain(connection, call)
         assert plan.tables_read_whole() == set(), plan.text
         assert plan.buffers <= 600, f"{plan.buffers} buffers\n{plan.text}"
+
+
+@any_planning
+def test_the_few_that_were_rejected_are_found_among_a_million(dsn: str, generic: bool) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        call = prepare(
+            connection, sql.LIST_FLAGGED, generic, rule_set_id="'payment-screening'", decision="'REJECT'",
+            before="NULL", limit="51",
+        )  # fmt: skip
+        assert len(fetch(connection, call)) == 20
+        plan = explain(connection, call)
+        assert plan.tables_read_whole() == set(), plan.text
+        assert plan.buffers <= 200, f"{plan.buffers} buffers\n{plan.text}"
+        call = prepare(
+            connection, sql.LIST_DECISIONS, generic, rule_set_id="'aml-screening'", decision="NULL", before="NULL",
+            limit="51",
+        )  # fmt: skip
+        plan = explain(connection, call)
+        assert plan.tables_read_whole() <= {"log_default"}, plan.text
+        assert plan.buffers <= 250, f"{plan.buffers} buffers\n{plan.text}"
 
 
 @any_planning

@@ -156,6 +156,19 @@ VALUES (duly.uuid7(CAST(:at AS timestamptz)), :rule_set_id, :rule_set_version, :
 RETURNING id
 """)
 FIND_DECISION = text("SELECT * FROM decisions.log WHERE id = :id")
+LIST_DECISIONS = text("""
+SELECT * FROM decisions.log
+WHERE rule_set_id = :rule_set_id AND id < coalesce(CAST(:before AS uuid), 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+  AND decision = coalesce(CAST(:decision AS text), decision)
+ORDER BY id DESC LIMIT :limit
+""")
+# What was not approved is what people look for, and rare: it has an index of its own.
+LIST_FLAGGED = text("""
+SELECT * FROM decisions.log
+WHERE rule_set_id = :rule_set_id AND decision = :decision AND decision <> 'APPROVE'
+  AND id < coalesce(CAST(:before AS uuid), 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+ORDER BY id DESC LIMIT :limit
+""")
 FIND_FACTS = text("""
 SELECT id, facts, decision FROM decisions.log
 WHERE rule_set_id = :rule_set_id AND id < CAST(:before AS uuid) AND id >= CAST(:since AS uuid)
