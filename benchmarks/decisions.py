@@ -43,6 +43,8 @@ ROUNDS = 3
 TRANSACTIONS = 1_500
 REQUESTS = 1_600
 CLIENTS = (1, 2, 4, 8, 16)
+RATES = (25, 50, 100, 200)
+ARRIVAL_SECONDS = 10
 PORT, BARE_PORT = 18241, 18242
 BUDGET_MS = (3.0, 10.0)
 FIELDS = {"amount": "decimal", "currency": "string", "country": "string", "count": "integer", "from": "string"}
@@ -316,6 +318,40 @@ async def _measure_http(home: Path, numbers: list[int]) -> None:
             rate, p50, p99 = (statistics.median(column) for column in zip(*rounds, strict=True))
             ratios = f"{p50 / BUDGET_MS[0]:>14.2f} {p99 / BUDGET_MS[1]:>6.2f}"
             print(f"{what:<31} {clients:>7} {rate:>6.0f} {p50:>7.2f} {p99:>7.2f} {ratios}", flush=True)
+    print(f"\nthe same with 100 rules, arrivals at random for {ARRIVAL_SECONDS} s, median of {ROUNDS}")
+    for rate in RATES:
+        for what, port in (("bare route, no rules", BARE_PORT), ("100 rules", PORT)):
+            found = [await arrive(f"http://127.0.0.1:{port}", ask("bench-100"), rate) for _ in range(ROUNDS)]
+            p50, p99 = (statistics.median(column) for column in zip(*found, strict=True))
+            print(
+                f"{what:<31} {rate:>5}/s {p50:>14.2f} {p99:>7.2f} {p50 / BUDGET_MS[0]:>14.2f} {p99 / BUDGET_MS[1]:>6.2f}",
+                flush=True,
+            )
+
+
+async def arrive(
+    url: str, send: Callable[[httpx2.AsyncClient, int], Awaitable[httpx2.Response]], rate: int
+) -> tuple[float, float]:
+    """p50 and p99 in milliseconds when requests come at random, so many a second, whether or not others are answered."""
+    times: list[float] = []
+    chance = random.Random(rate)
+    limits = httpx2.Limits(max_connections=64, max_keepalive_connections=64)
+    async with httpx2.AsyncClient(base_url=url, timeout=30, limits=limits) as client, asyncio.TaskGroup() as group:
+        for turn in range(20):
+            (await send(client, turn)).raise_for_status()
+
+        async def one(turn: int, due: float) -> None:
+            answer = await send(client, turn)
+            times.append(monotonic() - due)
+            assert answer.status_code == 200, answer.text
+
+        due = monotonic()
+        for turn in range(rate * ARRIVAL_SECONDS):
+            due += chance.expovariate(rate)
+            await asyncio.sleep(max(0.0, due - monotonic()))
+            group.create_task(one(turn, due))
+    cuts = statistics.quantiles(times, n=100)
+    return cuts[49] * 1000, cuts[98] * 1000
 
 
 async def load(
