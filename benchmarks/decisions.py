@@ -323,16 +323,14 @@ async def _measure_http(home: Path, numbers: list[int]) -> None:
         for what, port in (("bare route, no rules", BARE_PORT), ("100 rules", PORT)):
             found = [await arrive(f"http://127.0.0.1:{port}", ask("bench-100"), rate) for _ in range(ROUNDS)]
             p50, p99 = (statistics.median(column) for column in zip(*found, strict=True))
-            print(
-                f"{what:<31} {rate:>5}/s {p50:>14.2f} {p99:>7.2f} {p50 / BUDGET_MS[0]:>14.2f} {p99 / BUDGET_MS[1]:>6.2f}",
-                flush=True,
-            )
+            ratios = f"{p50 / BUDGET_MS[0]:>14.2f} {p99 / BUDGET_MS[1]:>6.2f}"
+            print(f"{what:<31} {rate:>5}/s {p50:>14.2f} {p99:>7.2f} {ratios}", flush=True)
 
 
 async def arrive(
     url: str, send: Callable[[httpx2.AsyncClient, int], Awaitable[httpx2.Response]], rate: int
 ) -> tuple[float, float]:
-    """p50 and p99 in milliseconds when requests come at random, so many a second, whether or not others are answered."""
+    """p50 and p99 in milliseconds when requests come at random, so many a second, whoever else is being answered."""
     times: list[float] = []
     chance = random.Random(rate)
     limits = httpx2.Limits(max_connections=64, max_keepalive_connections=64)
