@@ -464,6 +464,8 @@ async def keep_partitions(tx: Tx) -> int:
 
 async def forget(tx: Tx, *, days: int) -> tuple[dict[str, int], bool]:
     """Drop what is older than the retention; how much, and whether a limit ended it."""
-    gone = {"days of the log": await store.drop_partitions(tx, days=days)}
-    batches = await store.forget(tx, log_days=days, observation_days=OBSERVATION_DAYS, batch=FORGET_BATCH)
-    return gone | batches, FORGET_BATCH in batches.values()
+    gone = await store.forget(tx, log_days=days, observation_days=OBSERVATION_DAYS, batch=FORGET_BATCH)
+    has_more = FORGET_BATCH in gone.values()
+    # Last, for whoever drops a partition keeps every evaluation waiting until the commit.
+    gone["days of the log"] = await store.drop_partitions(tx, days=days)
+    return gone, has_more
