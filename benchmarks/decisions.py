@@ -44,6 +44,7 @@ TRANSACTIONS = 1_500
 REQUESTS = 1_600
 CLIENTS = (1, 2, 4, 8, 16)
 RATES = (25, 50, 100, 200)
+WARMUP = 20
 ARRIVAL_SECONDS = 10
 PORT, BARE_PORT = 18241, 18242
 BUDGET_MS = (3.0, 10.0)
@@ -287,13 +288,13 @@ def measure_http(dsn: str, home: Path, clients: list[int]) -> None:
     )
     bare = subprocess.Popen([sys.executable, "-c", BARE], env={**env, "PORT": str(BARE_PORT)})
     try:
-        asyncio.run(_measure_http(home, clients))
+        asyncio.run(_measure_http(home, clients, {PORT: ours.pid, BARE_PORT: bare.pid}))
     finally:
         ours.kill()
         bare.kill()
 
 
-async def _measure_http(home: Path, numbers: list[int]) -> None:
+async def _measure_http(home: Path, numbers: list[int], servers: dict[int, int]) -> None:
     for port in (PORT, BARE_PORT):
         await _ready(f"http://127.0.0.1:{port}/readyz")
     token = Issuer.open(Settings(data=home), port=PORT).sign("bench", scopes=["decision:evaluate"])
@@ -308,16 +309,20 @@ async def _measure_http(home: Path, numbers: list[int]) -> None:
         return send
 
     print(f"\nPOST /v1/decision/evaluate, median of {ROUNDS} rounds of {REQUESTS}; budget p50 3, p99 10 ms")
-    print(f"{'what':<31} {'clients':>7} {'req/s':>6} {'p50 ms':>7} {'p99 ms':>7} {'of budget: p50':>14} {'p99':>6}")
+    print(
+        f"{'what':<31} {'clients':>7} {'req/s':>6} {'p50 ms':>7} {'p99 ms':>7} {'of budget: p50':>14} {'p99':>6} {'cpu ms':>7}"
+    )
     for clients in numbers:
         for what, port, rule_set in (
             ("bare route, no rules", BARE_PORT, "bench-100"), ("100 rules", PORT, "bench-100"),
             ("1,000 rules", PORT, "bench-1000"), ("100 rules and a velocity fact", PORT, "bench-velocity"),
         ):  # fmt: skip
+            used = cpu_seconds(servers[port])
             rounds = [await load(f"http://127.0.0.1:{port}", ask(rule_set), clients) for _ in range(ROUNDS)]
+            used = (cpu_seconds(servers[port]) - used) / ROUNDS / (REQUESTS + WARMUP) * 1_000
             rate, p50, p99 = (statistics.median(column) for column in zip(*rounds, strict=True))
             ratios = f"{p50 / BUDGET_MS[0]:>14.2f} {p99 / BUDGET_MS[1]:>6.2f}"
-            print(f"{what:<31} {clients:>7} {rate:>6.0f} {p50:>7.2f} {p99:>7.2f} {ratios}", flush=True)
+            print(f"{what:<31} {clients:>7} {rate:>6.0f} {p50:>7.2f} {p99:>7.2f} {ratios} {used:>7.2f}", flush=True)
     print(f"\nthe same with 100 rules, arrivals at random for {ARRIVAL_SECONDS} s, median of {ROUNDS}")
     for rate in RATES:
         for what, port in (("bare route, no rules", BARE_PORT), ("100 rules", PORT)):
@@ -325,6 +330,12 @@ async def _measure_http(home: Path, numbers: list[int]) -> None:
             p50, p99 = (statistics.median(column) for column in zip(*found, strict=True))
             ratios = f"{p50 / BUDGET_MS[0]:>14.2f} {p99 / BUDGET_MS[1]:>6.2f}"
             print(f"{what:<31} {rate:>5}/s {p50:>14.2f} {p99:>7.2f} {ratios}", flush=True)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a server so far: what it needs, whoever else uses the machine."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def arrive(
@@ -335,7 +346,7 @@ async def arrive(
     chance = random.Random(rate)
     limits = httpx2.Limits(max_connections=64, max_keepalive_connections=64)
     async with httpx2.AsyncClient(base_url=url, timeout=30, limits=limits) as client, asyncio.TaskGroup() as group:
-        for turn in range(20):
+        for turn in range(WARMUP):
             (await send(client, turn)).raise_for_status()
 
         async def one(turn: int, due: float) -> None:
@@ -359,7 +370,7 @@ async def load(
     times: list[float] = []
     limits = httpx2.Limits(max_connections=clients, max_keepalive_connections=clients)
     async with httpx2.AsyncClient(base_url=url, timeout=30, limits=limits) as client:
-        for turn in range(20):
+        for turn in range(WARMUP):
             (await send(client, turn)).raise_for_status()
 
         async def one(first: int) -> None:
