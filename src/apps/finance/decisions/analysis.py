@@ -177,6 +177,7 @@ class _State:
     crossing: list[_Holds] = field(default_factory=list)
 
     def copy(self) -> _State:
+        """The same case, to suppose more."""
         return _State(dict(self.presence), {name: list(held) for name, held in self.holds.items()}, [*self.crossing])
 
 
