@@ -139,15 +139,15 @@ def test_logging_a_decision_and_observing_cost_a_few_pages(dsn: str, generic: bo
             rule_set_version="1", snapshot_id="gen_random_uuid()", engine="'1'", subject="NULL", decision="'APPROVE'",
             score="NULL", facts="'{}'", matched="'[]'", incomplete="'[]'", evaluated="1", latency_us="1",
         )  # fmt: skip
-        plan = explain(connection, call)
-        assert plan.buffers <= 80, f"{plan.buffers} buffers\n{plan.text}"
+        plan = explain(connection, call)  # a new connection reads the catalogs of some thirty partitions first
+        assert plan.buffers <= 100, f"{plan.buffers} buffers\n{plan.text}"
         call = prepare(
             connection, sql.OBSERVE, generic, streams="ARRAY['payments']", keys="""ARRAY['["busy"]']""",
             amounts="ARRAY[5]", values="ARRAY['v7']", ats="ARRAY[NULL::timestamptz]",
         )  # fmt: skip
         plan = explain(connection, call)
         assert plan.tables_read_whole() <= {"business_clock"}, plan.text
-        assert plan.buffers <= 80, f"{plan.buffers} buffers\n{plan.text}"
+        assert plan.buffers <= 100, f"{plan.buffers} buffers\n{plan.text}"
 
 
 @any_planning
