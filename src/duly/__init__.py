@@ -4,7 +4,7 @@ from duly.app import Duly
 from duly.db import Database, Tx
 from duly.errors import DulyError
 from duly.jobs.handlers import JobContext
-from duly.jobs.outcomes import Cancel, Done, Fail, Outcome, Snooze, Then
+from duly.jobs.outcomes import Cancel, Done, Fail, Outcome, Snooze, Then, ThenTogether
 from duly.jobs.schedule import NewJob, cancel, find_queued, schedule, schedule_many
 from duly.jobs.worker import Worker
 from duly.messages import Event, EventBody, NewEvent
@@ -31,6 +31,7 @@ __all__ = [
     "Scheduler",
     "Snooze",
     "Then",
+    "ThenTogether",
     "Tx",
     "Worker",
     "cancel",

@@ -79,6 +79,7 @@ POINTS = frozenset(
         "worker.released",
         "worker.resolving",
         "worker.settled",
+        "worker.together_split",
     }
 )
 ACTIONS = ("kill9", "stop", "term", "raise", "sleep", "cut")

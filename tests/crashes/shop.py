@@ -13,7 +13,7 @@ import asyncpg
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from duly import Database, Duly, Event, JobContext, Tx
+from duly import Database, Duly, Event, JobContext, ThenTogether, Tx
 from duly.failpoints import failpoint
 from duly.jobs.outcomes import Fail
 from duly.messages import to_cloudevent
@@ -93,6 +93,22 @@ def grouped(app: Duly, _manner: Manner) -> None:
             await tx.execute(BE_REFUSED_AT_COMMIT)
 
 
+def together(app: Duly, _manner: Manner) -> None:
+    """Calls without a transaction whose results are one commit, which the database refuses for a poison."""
+
+    async def write(tx: Tx, entities: Sequence[str]) -> list[None]:
+        for entity in entities:
+            await tx.execute(EFFECT, effect("work", entity))
+            if entity.startswith("poison"):
+                await tx.execute(BE_REFUSED_AT_COMMIT)
+        return [None] * len(entities)
+
+    @app.job("work", backoff=[0])
+    async def work(ctx: JobContext) -> ThenTogether:
+        await asyncio.sleep(0.05)  # so that those of one claim end at one time
+        return ThenTogether(write, str(ctx.entity_id))
+
+
 def without_transaction(app: Duly, manner: Manner) -> None:
     """Its effect is its own affair: at least once."""
 
@@ -161,8 +177,8 @@ def webhooks(app: Duly, _manner: Manner) -> None:
 KINDS: dict[str, Callable[[Duly, Manner], None]] = {
     kind.__name__: kind
     for kind in (
-        in_transaction, synchronous, raw, limited, grouped, without_transaction, failing, consumers, plain_consumer,
-        batch_consumer, nothing, webhooks,
+        in_transaction, synchronous, raw, limited, grouped, together, without_transaction, failing, consumers,
+        plain_consumer, batch_consumer, nothing, webhooks,
     )
 }  # fmt: skip
 

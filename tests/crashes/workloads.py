@@ -232,6 +232,9 @@ WORKLOADS = {
             "unknown commits", jobs(*numbers(6)), kind="grouped", settings={"concurrency": 3},
             also="worker.before_commit=cut",
         ),
+        Workload(
+            "jobs together", jobs("1", "2", "poison1", "3", "4", "poison2", hopeless=POISON), kind="together",
+        ),
         Workload("plain jobs", jobs(*numbers(6), at_least_once=True), kind="without_transaction"),
         Workload(
             "hoarded jobs", jobs(*numbers(90), at_least_once=True), kind="without_transaction",
@@ -282,9 +285,9 @@ LEADS_BY: dict[str, tuple[str, ...]] = {
     "http.before_response": ("keyed requests", "plain requests"),
     "idempotency.reserved": ("keyed requests",),
     "idempotency.stored": ("keyed requests",),
-    "inbox.committed": ("plain events",),
+    "inbox.committed": ("plain events", "jobs together"),
     "inbox.marked": ("events",),
-    "inbox.noted": ("plain events",),
+    "inbox.noted": ("plain events", "jobs together"),
     "maintenance.created": ("clean-up",),
     "maintenance.dropped": ("clean-up",),
     "maintenance.forgot": ("clean-up",),
@@ -322,5 +325,6 @@ LEADS_BY: dict[str, tuple[str, ...]] = {
     "worker.released": ("hoarded jobs",),
     "worker.resolving": ("unknown commits",),
     "worker.settled": ("plain jobs", "failing jobs"),
+    "worker.together_split": ("jobs together",),
 }
 SENSELESS: dict[tuple[str, str], str] = {}

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from duly.db import Database, load_json
 from duly.errors import Invalid
 from duly.ids import uuid7, uuid7s
-from duly.jobs.outcomes import Cancel, Done, Fail, Snooze, Then
+from duly.jobs.outcomes import Cancel, Done, Fail, Snooze, Then, ThenTogether
 from duly.messages import storable
 from duly.telemetry import Origin
 
@@ -226,13 +226,13 @@ class JobContext:
         """What a person sees while it runs; sent with the next heartbeat."""
         self._progress(self._job.id, storable(str(message)[:MAX_MESSAGE]))
 
-    def outcome(self, returned: Any) -> Done | Snooze | Cancel | Fail | Then:
+    def outcome(self, returned: Any) -> Done | Snooze | Cancel | Fail | Then | ThenTogether:
         """What the run came to."""
         if self._failure is not None:
             raise ReportedFailure(self._failure)
         if returned is None and self._message is None:
             return _DONE
-        if isinstance(returned, Done | Snooze | Cancel | Fail | Then):
+        if isinstance(returned, Done | Snooze | Cancel | Fail | Then | ThenTogether):
             return returned
         return Done(self._message)
 

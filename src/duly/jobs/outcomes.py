@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -58,3 +59,25 @@ class Then:
     """
 
     work: Callable[[Any], Awaitable[Outcome | None] | Outcome | None]
+
+
+@dataclass(frozen=True)
+class ThenTogether:
+    """``Then`` for many calls at once: one commit for all whose calls have ended by the time it begins.
+
+    ``work`` gets a ``Tx`` and the items of several jobs, in the order in which their calls ended, and returns as many
+    outcomes (or None). When it fails for several, it runs again for each alone. It writes for all of them, so what it
+    emits or schedules carries the origin of none.
+    """
+
+    work: Callable[[Any, Sequence[Any]], Awaitable[Sequence[Outcome | None]]]
+    item: Any
+
+
+def check_outcome(outcome: Any) -> Outcome:
+    """What a transaction came to: inside one there is nothing to put off."""
+    if isinstance(outcome, Then | ThenTogether):
+        raise Invalid("Then is for handlers without a transaction: inside one, write, and return the outcome")
+    if inspect.isawaitable(outcome):
+        raise Invalid("a plain def returns Then with a plain function, which gets a Session")
+    return outcome if isinstance(outcome, Outcome) else Done()

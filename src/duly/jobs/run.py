@@ -19,12 +19,13 @@ from opentelemetry.trace import SpanKind
 from duly.clock import monotonic
 from duly.db import CONFLICT_RETRIES, Database, fetch, is_conflict, is_database_gone, is_disconnect, lend_scope
 from duly.duty import OUTAGE_BACKOFF_SECONDS
-from duly.errors import Invalid, LeaseLost, OutcomeUnknown
+from duly.errors import LeaseLost, OutcomeUnknown
 from duly.failpoints import failpoint
 from duly.jobs import settle, sql
-from duly.jobs.handlers import Handler, Job, JobContext, Lease, TxKind
-from duly.jobs.outcomes import Done, Fail, Outcome, Snooze, Then
+from duly.jobs.handlers import Handler, Job, JobContext, TxKind
+from duly.jobs.outcomes import Done, Fail, Outcome, Snooze, Then, ThenTogether, check_outcome
 from duly.jobs.settle import Settlement
+from duly.jobs.together import Together
 from duly.telemetry import originating, span, tracing
 
 log = structlog.get_logger("duly.run")
@@ -82,6 +83,7 @@ class Runner:
         self._worker = worker
         self._progress = progress
         self._time_limit_seconds = time_limit_seconds
+        self._together = Together(db, worker=worker, time_limit_seconds=time_limit_seconds)
         self._releases: dict[int, int] = {}  # by job: how often the database went away under it, one after the other
 
     async def run(self, handler: Handler, jobs: Sequence[Job]) -> Result:
@@ -107,7 +109,7 @@ class Runner:
                 returned = await (handler.function(context) if handler.takes_argument else handler.function())
                 failpoint("worker.handler_done")
                 outcome = context.outcome(returned)
-                if isinstance(outcome, Then):
+                if isinstance(outcome, Then | ThenTogether):
                     return self._ended(await self._finish(handler, job, outcome, began))
             return settle.decide(job, outcome, monotonic() - began)
         except LeaseLost:
@@ -146,16 +148,18 @@ class Runner:
         failpoint("worker.handler_done")
         outcome = _outcome(argument, returned)
         is_noted = job.event_id is not None and isinstance(outcome, Done)
-        if isinstance(outcome, Then) or is_noted:
+        if isinstance(outcome, Then | ThenTogether) or is_noted:
             return await self._finish(handler, job, outcome, began)
         return Result([settle.decide(job, outcome, monotonic() - began)])
 
-    async def _finish(self, handler: Handler, job: Job, outcome: Outcome | Then, began: float) -> Result:
+    async def _finish(self, handler: Handler, job: Job, outcome: Outcome | Then | ThenTogether, began: float) -> Result:
         """The handler did its work: write what follows until it is written; never call it again."""
         delay = OUTAGE_BACKOFF_SECONDS[0]
         deadline = monotonic() + MAX_LOOK_UP_SECONDS  # from here: the handler may have taken its time
         while monotonic() < deadline:
             try:
+                if isinstance(outcome, ThenTogether):
+                    return Result(committed=[await self._together.finish(handler, job, outcome, began)])
                 if isinstance(outcome, Then) and not handler.is_async:
                     return Result(committed=[await self._in_thread(self._finish_sync, handler, job, outcome, began)])
                 return Result(committed=[await self._finish_async(handler, job, outcome, began)])
@@ -191,12 +195,12 @@ class Runner:
             if handler.mark_sync(tx, [job]):
                 settlement = Settlement(job, "duplicate", 0.0, "processed before")
             else:
-                ended = _checked(then.work(tx))
+                ended = check_outcome(then.work(tx))
                 if isinstance(ended, Snooze | Fail):
                     handler.unmark_sync(tx, [job])
                 settlement = settle.decide(job, ended, monotonic() - began)
             tx.flush()
-            _check_all_ours([settlement], settle.write_sync(tx, [settlement], worker=self._worker))
+            settle.check_all_ours([settlement], settle.write_sync(tx, [settlement], worker=self._worker))
             failpoint("inbox.noted")
         failpoint("inbox.committed")
         return settlement
@@ -262,7 +266,7 @@ class Runner:
         else:
             returned = await self._call(handler, handler.arguments(argument, tx))
         failpoint("worker.handler_done")
-        return _checked(_outcome(argument, returned))
+        return check_outcome(_outcome(argument, returned))
 
     def _commit_sync(self, handler: Handler, jobs: Sequence[Job], began: float) -> list[Settlement]:
         with self._db.transaction_sync() as tx:
@@ -275,13 +279,13 @@ class Runner:
                 failpoint("worker.before_handler")
                 returned = handler.function(*handler.arguments(argument, tx))
                 failpoint("worker.handler_done")
-                outcome = _checked(_outcome(argument, returned))
+                outcome = check_outcome(_outcome(argument, returned))
                 if isinstance(outcome, Snooze | Fail):
                     handler.unmark_sync(tx, fresh)
                 settlements += [settle.decide(job, outcome, monotonic() - began) for job in fresh]
             tx.flush()
             settled = settle.write_sync(tx, settlements, worker=self._worker)
-            _check_all_ours(settlements, settled)
+            settle.check_all_ours(settlements, settled)
             failpoint("worker.before_commit")
         failpoint("worker.committed")
         return settlements
@@ -289,7 +293,7 @@ class Runner:
     async def _settle(self, tx: Any, settlements: Sequence[Settlement]) -> None:
         failpoint("worker.before_settle")
         settled = await settle.write(tx, settlements, worker=self._worker)
-        _check_all_ours(settlements, settled)
+        settle.check_all_ours(settlements, settled)
 
     # -- many jobs in one transaction ---------------------------------------------------------------------------
 
@@ -457,27 +461,12 @@ class _OneOfMany(Exception):
         self.job, self.error, self.seconds = job, error, seconds
 
 
-def _outcome(argument: Any, returned: Any) -> Outcome | Then:
+def _outcome(argument: Any, returned: Any) -> Outcome | Then | ThenTogether:
     if isinstance(argument, JobContext):
         return argument.outcome(returned)
-    return returned if isinstance(returned, Outcome | Then) else Done()
+    return returned if isinstance(returned, Outcome | Then | ThenTogether) else Done()
 
 
 async def _work(then: Then, tx: Any) -> Outcome:
     made = then.work(tx)
-    return _checked(await made if inspect.isawaitable(made) else made)
-
-
-def _checked(outcome: Any) -> Outcome:
-    """Inside a transaction there is nothing to put off."""
-    if isinstance(outcome, Then):
-        raise Invalid("Then is for handlers without a transaction: inside one, write, and return the outcome")
-    if inspect.isawaitable(outcome):
-        raise Invalid("a plain def returns Then with a plain function, which gets a Session")
-    return outcome if isinstance(outcome, Outcome) else Done()
-
-
-def _check_all_ours(settlements: Sequence[Settlement], settled: set[Lease]) -> None:
-    lost = {settlement.job.id for settlement in settlements if settlement.job.lease not in settled}
-    if lost:
-        raise LeaseLost(f"{len(lost)} of {len(settlements)} jobs are another worker's now", lost)
+    return check_outcome(await made if inspect.isawaitable(made) else made)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from duly.db import Statement, describe_error, fetch, fetch_sync
+from duly.errors import LeaseLost
 from duly.failpoints import failpoint
 from duly.jobs import sql
 from duly.jobs.handlers import MAX_MESSAGE, Handler, Job, Lease, ReportedFailure, number_runs
@@ -94,6 +95,13 @@ def write_sync(tx: Any, settlements: Sequence[Settlement], *, worker: str) -> se
         settled.update(map(tuple, fetch_sync(tx, statement, **_values(statement, some, worker))))
         failpoint("settle.written")
     return settled
+
+
+def check_all_ours(settlements: Sequence[Settlement], settled: set[Lease]) -> None:
+    """Raise LeaseLost with the ids of those that somebody else holds."""
+    lost = {settlement.job.id for settlement in settlements if settlement.job.lease not in settled}
+    if lost:
+        raise LeaseLost(f"{len(lost)} of {len(settlements)} jobs are another worker's now", lost)
 
 
 def ordered_keys(settlements: Sequence[Settlement]) -> dict[str, list[str]] | None:

@@ -82,9 +82,9 @@ _SECRETS = """
  WHERE k.subscription_id = d.subscription_id AND (k.expires_at IS NULL OR k.expires_at > duly.now())
  ORDER BY k.number DESC LIMIT 2)
 """
-READ_DELIVERY = Statement(
+READ_DELIVERIES = Statement(
     """
-SELECT d.status, d.turn, d.tries, d.subscription_id, s.status, s.url, s.timeout_seconds,
+SELECT d.id, d.status, d.turn, d.tries, d.subscription_id, s.status, s.url, s.timeout_seconds,
        coalesce(s.open_until > duly.now(), false), duly.now(),
        ARRAY"""
     + _SECRETS.replace("{what}", "k.number")
@@ -96,41 +96,59 @@ SELECT d.status, d.turn, d.tries, d.subscription_id, s.status, s.url, s.timeout_
 FROM duly.webhook_deliveries d
 JOIN duly.webhook_subscriptions s ON s.id = d.subscription_id
 LEFT JOIN duly.events e ON e.id = d.event_id
-WHERE d.id = CAST(:id AS uuid)
+WHERE d.id = ANY(CAST(:ids AS uuid[]))
 """
 )
-RECORD_ATTEMPT = Statement("""
-WITH moved AS (
-    UPDATE duly.webhook_deliveries SET
-        status = CAST(:status AS text), attempts = attempts + 1, tries = CAST(:tries AS smallint),
-        next_attempt_at = duly.now() + make_interval(secs => CAST(:wait_seconds AS float8)),
-        last_http_status = CAST(:http_status AS smallint), last_error = CAST(:error AS text),
-        finished_at = CASE WHEN CAST(:is_finished AS boolean) THEN duly.now() END
-    WHERE id = CAST(:id AS uuid) AND turn = CAST(:turn AS int) AND status = 'QUEUED'
-    RETURNING id, subscription_id, attempts
+# Each at its turn, or not at all.
+RECORD_ATTEMPTS = Statement("""
+WITH made AS (
+    SELECT * FROM unnest(
+        CAST(:ids AS uuid[]), CAST(:turns AS int[]), CAST(:statuses AS text[]), CAST(:tries AS smallint[]),
+        CAST(:waits_seconds AS float8[]), CAST(:are_finished AS boolean[]), CAST(:http_statuses AS smallint[]),
+        CAST(:errors AS text[]), CAST(:outcomes AS text[]), CAST(:started_ats AS timestamptz[]),
+        CAST(:latencies_ms AS int[]), CAST(:addresses AS text[]), CAST(:requests_headers AS text[]),
+        CAST(:requests_bytes AS int[]), CAST(:responses_headers AS text[]), CAST(:response_excerpts AS text[]))
+        AS m(id, turn, status, tries, wait_seconds, is_finished, http_status, error, outcome, started_at, latency_ms,
+             address, request_headers, request_bytes, response_headers, response_excerpt)
+), moved AS (
+    UPDATE duly.webhook_deliveries d SET
+        status = m.status, attempts = d.attempts + 1, tries = m.tries,
+        next_attempt_at = duly.now() + make_interval(secs => m.wait_seconds),
+        last_http_status = m.http_status, last_error = m.error,
+        finished_at = CASE WHEN m.is_finished THEN duly.now() END
+    FROM made m WHERE d.id = m.id AND d.turn = m.turn AND d.status = 'QUEUED'
+    RETURNING d.id, d.subscription_id, d.attempts
 )
 INSERT INTO duly.webhook_attempts (delivery_id, number, subscription_id, started_at, latency_ms, outcome, http_status,
     error, address, request_headers, request_bytes, response_headers, response_excerpt, worker)
-SELECT id, attempts, subscription_id, CAST(:started_at AS timestamptz), CAST(:latency_ms AS int),
-       CAST(:outcome AS text), CAST(:http_status AS smallint), CAST(:error AS text), CAST(:address AS text),
-       CAST(CAST(:request_headers AS text) AS jsonb), CAST(:request_bytes AS int),
-       CAST(CAST(:response_headers AS text) AS jsonb), CAST(:response_excerpt AS text), CAST(:worker AS text)
-FROM moved
-RETURNING number
+SELECT id, moved.attempts, moved.subscription_id, m.started_at, m.latency_ms, m.outcome, m.http_status, m.error,
+       m.address, CAST(m.request_headers AS jsonb), m.request_bytes, CAST(m.response_headers AS jsonb),
+       m.response_excerpt, CAST(:worker AS text)
+FROM moved JOIN made m USING (id)
+RETURNING delivery_id
 """)
-END_DELIVERY = Statement("""
-UPDATE duly.webhook_deliveries SET status = CAST(:status AS text), last_error = CAST(:error AS text),
+END_DELIVERIES = Statement("""
+UPDATE duly.webhook_deliveries d SET status = 'PERMANENTLY_FAILED', last_error = CAST(:error AS text),
     next_attempt_at = NULL, finished_at = duly.now()
-WHERE id = CAST(:id AS uuid) AND turn = CAST(:turn AS int) AND status IN ('QUEUED', 'RETRYING')
-RETURNING id
+FROM unnest(CAST(:ids AS uuid[]), CAST(:turns AS int[])) AS m(id, turn)
+WHERE d.id = m.id AND d.turn = m.turn AND d.status IN ('QUEUED', 'RETRYING')
+RETURNING d.id
 """)
-NOTE_STANDING = Statement("""
-UPDATE duly.webhook_subscriptions SET status = CAST(:status AS text), failures = CAST(:failures AS int),
-    failing_since = CAST(:failing_since AS timestamptz), open_until = CAST(:open_until AS timestamptz),
-    disabled_reason = CAST(:disabled_reason AS text), updated_at = duly.now()
-WHERE id = CAST(:id AS uuid)
+NOTE_STANDINGS = Statement("""
+UPDATE duly.webhook_subscriptions s SET status = m.status, failures = m.failures, failing_since = m.failing_since,
+    open_until = m.open_until, disabled_reason = m.disabled_reason, updated_at = duly.now()
+FROM unnest(CAST(:ids AS uuid[]), CAST(:status AS text[]), CAST(:failures AS int[]),
+            CAST(:failing_since AS timestamptz[]), CAST(:open_until AS timestamptz[]),
+            CAST(:disabled_reason AS text[]))
+     AS m(id, status, failures, failing_since, open_until, disabled_reason)
+WHERE s.id = m.id
 """)
-RAISE_ALERT = Statement("SELECT duly.alert(CAST(:kind AS text), CAST(:subject AS text), CAST(:message AS text))")
+RAISE_ALERTS = Statement("""
+SELECT duly.alert(a.kind, a.subject, a.message)
+FROM unnest(CAST(:kinds AS text[]), CAST(:subjects AS text[]), CAST(:messages AS text[]))
+     WITH ORDINALITY AS a(kind, subject, message, place)
+ORDER BY a.place
+""")
 AUDIT_DISABLING = Statement("""
 INSERT INTO duly.audit (at, actor, action, subject, reason)
 VALUES (duly.now(), 'duly', 'webhook_subscription.disabled', 'webhook_subscription:' || CAST(:id AS text),

@@ -187,3 +187,29 @@ async def test_a_delivery_is_eight_statements_beside_its_claim(hooks: Hooks, dsn
     assert sent["duly.webhook"] == 21 * 4
     assert sent["duly.schedule_many"] == 20
     assert sent["COMMIT"] == 21 * 2
+
+
+async def test_many_deliveries_that_end_together_are_recorded_in_one_commit(hooks: Hooks, dsn: str) -> None:
+    """Read, lock, record, admit: as many statements for a crowd as for one."""
+    async with subscriber() as one, breaking_wire(dsn) as wire:
+        for _ in range(4):
+            await hooks.subscribe(one.url, max_in_flight=20)
+        await hooks.emit(20)
+        del hooks.handlers[DELIVER_JOB]
+        await hooks.drain()
+        all_sent = asyncio.Barrier(80)
+
+        async def answer_all_at_once(request: Request, writer: asyncio.StreamWriter) -> None:
+            await all_sent.wait()
+            await answering(200)(request, writer)
+
+        one.behave = answer_all_at_once
+        db = Database(wire.dsn)
+        handlers = {DELIVER_JOB: Hooks(hooks.db, dsn).handlers[DELIVER_JOB]}
+        await Worker(db, handlers, concurrency=80).run_once()
+        await db.close()
+    assert {delivery.status for delivery in await hooks.deliveries()} == {"DELIVERED"}
+    commits = sum(count for statement, count in wire.sent.items() if "COMMIT" in statement)
+    recorded = sum(count for statement, count in wire.sent.items() if "INSERT INTO duly.webhook_attempts" in statement)
+    assert recorded <= 20
+    assert commits <= 40

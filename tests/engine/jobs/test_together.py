@@ -1,0 +1,235 @@
+"""Many calls to the outside, one commit for what follows; each keeps the promises it has alone (E3.5, E3.11)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from duly import Database, Duly, Event, Fail, JobContext, Snooze, ThenTogether, Tx, Worker
+from duly.jobs.outcomes import Cancel, Done, Outcome
+from tests.engine.inbox.effects import publish_numbers
+from tests.engine.jobs.wire import Cut, breaking_wire
+from tests.engine.jobs.witness import (
+    EFFECT,
+    each_once,
+    effects,
+    expire_leases,
+    is_empty,
+    make_effects,
+    outcomes,
+    queue,
+    schedule_numbers,
+)
+from tests.support import handlers, rows, value
+
+WRITE = text(EFFECT)
+COMMITS = "SELECT count(DISTINCT xmin::text) FROM effects"
+COUNT = 20
+
+
+class Partner:
+    """Somebody outside whose answers all come at the same moment."""
+
+    def __init__(self, count: int = COUNT) -> None:
+        self.calls: list[str | None] = []
+        self.turns: list[list[str]] = []
+        self.returns: dict[str, Outcome | None] = {}
+        self.before_write: Callable[[Sequence[str]], Any] = lambda _: None
+        self._all_called = asyncio.Barrier(count)
+        self.handlers = handlers(self._work(), max_retries=1)
+
+    def _work(self) -> Callable[..., Any]:
+        async def work(ctx: JobContext) -> ThenTogether:
+            self.calls.append(ctx.entity_id)
+            if ctx.retry_count == 0 and len(self.calls) <= self._all_called.parties:
+                await self._all_called.wait()
+            return ThenTogether(self._write, ctx.entity_id)
+
+        return work
+
+    async def _write(self, tx: Tx, items: Sequence[str]) -> list[Outcome | None]:
+        self.turns.append(list(items))
+        for item in items:
+            await tx.execute(WRITE, {"entity_id": item, "run": ""})
+        await asyncio.to_thread(self.before_write, items)
+        return [self.returns.get(item) for item in items]
+
+
+@pytest.fixture(autouse=True)
+def table(dsn: str) -> None:
+    make_effects(dsn)
+
+
+async def work(db: Database, partner: Partner) -> None:
+    await Worker(db, partner.handlers, concurrency=COUNT).run_once()
+
+
+async def test_calls_that_ended_by_the_time_share_a_commit(db: Database, dsn: str) -> None:
+    """The first goes at once; whoever comes while it commits goes together."""
+    partner = Partner()
+    schedule_numbers(dsn, "work", COUNT)
+    await work(db, partner)
+    assert len(partner.calls) == COUNT
+    assert len(partner.turns) == value(dsn, COMMITS) <= 3
+    assert effects(dsn) == each_once(COUNT)
+    assert sorted(outcomes(dsn)) == sorted((str(number), "done", 0) for number in range(1, COUNT + 1))
+    assert is_empty(dsn)
+
+
+async def test_each_says_how_it_ended(db: Database, dsn: str) -> None:
+    partner = Partner(5)
+    partner.returns = {"1": Done("fine"), "2": Cancel("no"), "3": Fail("never"), "4": Snooze(timedelta(hours=1))}
+    schedule_numbers(dsn, "work", 5)
+    await work(db, partner)
+    ended = {entity: outcome for entity, outcome, _ in outcomes(dsn)}
+    assert ended == {"1": "done", "2": "cancelled", "3": "buried", "4": "snoozed", "5": "done"}
+    assert effects(dsn) == each_once(5)
+    assert sorted(queue(dsn)) == [("3", "DeadLetter", 0), ("4", "Pending", 0)]
+
+
+async def test_one_that_spoils_the_commit_fails_alone(db: Database, dsn: str) -> None:
+    partner = Partner()
+
+    def spoil(items: Sequence[str]) -> None:
+        if "7" in items:
+            raise ValueError("poison")
+
+    partner.before_write = spoil
+    schedule_numbers(dsn, "work", COUNT)
+    await work(db, partner)
+    assert effects(dsn) == {number: 1 for number in each_once(COUNT) if number != "7"}
+    assert len(partner.calls) == COUNT, "nobody else is called again for it"
+    assert [(entity, retries) for entity, _, retries in queue(dsn)] == [("7", 1)]
+
+
+async def test_writes_of_a_zombie_are_refused_and_the_others_kept(db: Database, dsn: str) -> None:
+    """E3.5: one of them was taken over while the outside was being called."""
+    partner = Partner()
+
+    def lose(_: Sequence[str]) -> None:
+        rows(dsn, "UPDATE duly.jobs SET lease_token = nextval('duly.lease_tokens') WHERE entity_id = '5' RETURNING id")
+
+    partner.before_write = lose
+    schedule_numbers(dsn, "work", COUNT)
+    await work(db, partner)
+    assert effects(dsn) == {number: 1 for number in each_once(COUNT) if number != "5"}
+    expire_leases(dsn)
+    heir = Partner(1)
+    await work(db, heir)
+    assert heir.calls == ["5"]
+    assert effects(dsn) == each_once(COUNT)
+
+
+@pytest.mark.parametrize("cut", ["statement", "reply"])
+async def test_a_commit_without_an_answer_is_resolved_for_each_and_no_call_is_repeated(dsn: str, cut: Cut) -> None:
+    partner = Partner()
+    schedule_numbers(dsn, "work", COUNT)
+    async with breaking_wire(dsn) as wire:
+        behind = Database(wire.dsn)
+
+        def arm(items: Sequence[str]) -> None:
+            wire.cut_next = cut if wire.cuts == 0 and len(items) > 1 else None
+
+        partner.before_write = arm
+        await work(behind, partner)
+        await behind.close()
+        assert wire.cuts == 1
+    assert len(partner.calls) == COUNT
+    assert effects(dsn) == each_once(COUNT)
+    assert {outcome for _, outcome, _ in outcomes(dsn)} == {"done"}
+    assert is_empty(dsn)
+
+
+async def test_a_conflict_repeats_what_follows_and_no_call(db: Database, dsn: str) -> None:
+    rows(
+        dsn,
+        """
+        CREATE SEQUENCE tries;
+        CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF nextval('tries') < 3 THEN RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END IF;
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER conflict BEFORE INSERT ON effects FOR EACH ROW EXECUTE FUNCTION conflict()
+        """,
+    )
+    partner = Partner()
+    schedule_numbers(dsn, "work", COUNT)
+    await work(db, partner)
+    assert len(partner.calls) == COUNT
+    assert effects(dsn) == each_once(COUNT)
+    assert {outcome for _, outcome, _ in outcomes(dsn)} == {"done"}
+
+
+async def test_too_few_outcomes_are_an_error_that_says_so(db: Database, dsn: str) -> None:
+    async def forget(tx: Tx, items: Sequence[Any]) -> list[Outcome | None]:
+        return []
+
+    async def work(ctx: JobContext) -> ThenTogether:
+        return ThenTogether(forget, ctx.entity_id)
+
+    schedule_numbers(dsn, "work", 1, max_retries=0)
+    await Worker(db, handlers(work)).run_once()
+    assert "1 items and 0 outcomes" in rows(dsn, "SELECT error FROM duly.dead_letters")[0][0]
+
+
+async def test_a_handler_may_return_a_function_of_its_own_each_time(db: Database, dsn: str) -> None:
+    async def work(ctx: JobContext) -> ThenTogether:
+        async def write(tx: Tx, items: Sequence[str]) -> list[Outcome | None]:
+            assert items == [ctx.entity_id]
+            await tx.execute(WRITE, {"entity_id": ctx.entity_id, "run": ""})
+            return [None]
+
+        return ThenTogether(write, ctx.entity_id)
+
+    schedule_numbers(dsn, "work", 5)
+    await Worker(db, handlers(work)).run_once()
+    assert effects(dsn) == each_once(5)
+
+
+async def test_consumers_write_what_follows_with_their_inbox_rows(db: Database, dsn: str) -> None:
+    """E2.2: an event that was processed in the meantime is not applied a second time, one put off is not marked."""
+    app = Duly()
+
+    async def write(tx: Tx, items: Sequence[int]) -> list[Outcome | None]:
+        for number in items:
+            await tx.execute(WRITE, {"entity_id": str(number), "run": ""})
+        return [Snooze(timedelta(hours=1)) if number == 3 else None for number in items]
+
+    @app.consumer("partner", on="order.*")
+    async def call(event: Event) -> ThenTogether:
+        number = int(event.payload["n"])
+        if number == 2:  # another way to the same consumer was quicker
+            rows(dsn, "INSERT INTO duly.processed_events VALUES ('partner', %(id)s, duly.now())", {"id": event.id})
+        return ThenTogether(write, number)
+
+    await app.prepare(db)
+    await publish_numbers(db, ["a1"], [1, 2, 3])
+    await Worker(db, app.handlers).run_once()
+    assert set(effects(dsn)) == {"1", "3"}
+    assert value(dsn, "SELECT count(*) FROM duly.processed_events") == 2
+    assert sorted(rows(dsn, "SELECT outcome FROM duly.executions")) == [("done",), ("duplicate",), ("snoozed",)]
+
+
+async def test_what_it_schedules_has_nobodys_origin(db: Database, dsn: str) -> None:
+    """It is written for all of them: the first one's correlation would be a lie for the rest."""
+    from duly import schedule
+
+    async def write(tx: Tx, items: Sequence[str]) -> list[Outcome | None]:
+        for item in items:
+            await schedule(tx, "next", item)
+        return [None] * len(items)
+
+    async def work(ctx: JobContext) -> ThenTogether:
+        return ThenTogether(write, ctx.entity_id)
+
+    rows(
+        dsn,
+        "SELECT duly.schedule('work', '1', NULL, correlation_id => '00000000-0000-7000-8000-000000000001') IS NOT NULL",
+    )
+    await Worker(db, handlers(work)).run_once()
+    assert rows(dsn, "SELECT entity_id, causation_id FROM duly.jobs WHERE name = 'next'") == [("1", None)]
