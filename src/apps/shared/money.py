@@ -12,22 +12,29 @@ from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
 from duly.errors import Fault, Invalid
 
-_NONE = "CLP ISK JPY KRW VND"
+_NONE = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF"
 _TWO = (
-    "AED AUD BRL CAD CHF CNY CZK DKK EUR GBP HKD HUF IDR ILS INR MXN MYR NOK NZD PHP PLN QAR RON SAR SEK SGD THB TRY "
-    "UAH USD ZAR"
+    "AED AFN ALL AMD AOA ARS AUD AWG AZN BAM BBD BDT BMD BND BOB BRL BSD BTN BWP BYN BZD CAD CDF CHF CNY COP CRC CUP "
+    "CVE CZK DKK DOP DZD EGP ERN ETB EUR FJD FKP GBP GEL GHS GIP GMD GTQ GYD HKD HNL HTG HUF IDR ILS INR IRR JMD KES "
+    "KGS KHR KPW KYD KZT LAK LBP LKR LRD LSL MAD MDL MGA MKD MMK MNT MOP MRU MUR MVR MWK MXN MYR MZN NAD NGN NIO NOK "
+    "NPR NZD PAB PEN PGK PHP PKR PLN QAR RON RSD RUB SAR SBD SCR SDG SEK SGD SHP SLE SOS SRD SSP STN SVC SYP SZL THB "
+    "TJS TMT TOP TRY TTD TWD TZS UAH USD UYU UZS VES WST XCD XCG YER ZAR ZMW ZWG"
 )
-_THREE = "BHD JOD KWD OMR TND"
+_THREE = "BHD IQD JOD KWD LYD OMR TND"
 MINOR_UNITS = MappingProxyType(
     {code: digits for digits, codes in ((0, _NONE), (2, _TWO), (3, _THREE)) for code in codes.split()}
 )
-"""Digits after the point of what one can pay with: the zloty, the currencies of NBP's table A, and some others."""
+"""Digits after the point, of every currency of ISO 4217 that people pay with: no metals, funds or units of account."""
 
 MOST_DIGITS = max(MINOR_UNITS.values())
 LARGEST = Decimal("999999999.999")
 """Of one amount that is given to us; sums of ten thousand times a hundred of them still have 18 digits."""
 
+LARGEST_EXACT = Decimal("999999999999.999")
+"""Of one amount that only text may give."""
+
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?")
+_EXACT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,3})?")
 
 
 class BadAmount(Invalid):
@@ -45,6 +52,16 @@ def read_amount(given: Any) -> Decimal:
     if not isinstance(given, str) or not _DECIMAL.fullmatch(given) or not Decimal(given):
         raise ValueError(
             f"write a decimal above zero, such as 12.50: up to nine digits, and up to {MOST_DIGITS} after the point"
+        )
+    return Decimal(given)
+
+
+def read_exact(given: Any) -> Decimal:
+    """A positive decimal from text alone, for books: a number of JSON has been a binary float somewhere."""
+    if not isinstance(given, str) or not _EXACT.fullmatch(given) or not Decimal(given):
+        raise ValueError(
+            f'write a decimal above zero as text, such as "12.50": up to twelve digits, and up to {MOST_DIGITS} after '
+            "the point"
         )
     return Decimal(given)
 
@@ -102,3 +119,16 @@ Amount = Annotated[
     ),
 ]
 """An amount in a request's body."""
+
+ExactAmount = Annotated[
+    Decimal,
+    BeforeValidator(read_exact),
+    WithJsonSchema(
+        {
+            "description": "An exact decimal above zero as text, with the currency's digits at most.",
+            "type": "string",
+            "pattern": f"^{_EXACT.pattern}$",
+        }
+    ),
+]
+"""An amount in a request's body, where numbers are refused."""

@@ -60,13 +60,18 @@ def _aggregate(event: NewEvent) -> str:
     return check_text(event.aggregate_id, f"{event.type}: aggregate id")
 
 
-def _headers(event: NewEvent, origin: Origin) -> dict[str, str]:
+def origin_headers(origin: Origin) -> dict[str, str]:
+    """What every event from there carries; for those who call ``duly.emit_many`` in SQL of their own."""
     known = {
         "correlation_id": origin.correlation_id,
         "causation_id": origin.causation_id,
         "traceparent": origin.traceparent,
     }
+    return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def _headers(event: NewEvent, origin: Origin) -> dict[str, str]:
     for name, value in event.headers.items():
         if not isinstance(value, str):
             raise Invalid(f"{event.type}: the header {name!r} must be text, not {type(value).__name__}")
-    return {name: str(value) for name, value in known.items() if value is not None} | dict(event.headers)
+    return origin_headers(origin) | dict(event.headers)

@@ -1,0 +1,1 @@
+"""The financial core: the ledger, decisions and payments; calls go down, never up."""

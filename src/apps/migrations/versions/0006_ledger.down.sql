@@ -1,0 +1,2 @@
+DELETE FROM duly.schedules WHERE name IN ('ledger.seal', 'ledger.forget-holds');
+DROP SCHEMA ledger CASCADE;
