@@ -10,7 +10,7 @@ from fastapi import Query, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
-from apps.finance.ledger import service
+from apps.finance.ledger import audit, service
 from apps.finance.ledger.model import (
     LONGEST_REFERENCE,
     MOST_ENTRIES,
@@ -210,6 +210,23 @@ class HoldView(_View):
     ended_at: datetime | None
 
 
+class ViolationView(_View):
+    """The first row that breaks a rule."""
+
+    rule: str
+    table: str
+    row: str
+
+
+class CheckView(_View):
+    """What a check found; ``next`` is the ``after`` of the page that follows."""
+
+    is_sound: bool
+    checked: int
+    first_violation: ViolationView | None
+    next: str | None
+
+
 # -- accounts --------------------------------------------------------------------------------------------------------
 
 
@@ -339,6 +356,23 @@ async def capture_hold(
 async def void_hold(hold_id: UUID, _caller: Poster, tx: RequestTx) -> HoldView:
     """Let go of what is still held; 409 when it has ended."""
     return _show_hold(await service.void_hold(tx, hold_id))
+
+
+# -- the audit -------------------------------------------------------------------------------------------------------
+
+
+@router.get("/ledger/check")
+async def check_ledger(
+    _caller: Reader,
+    tx: RequestTx,
+    after: Annotated[str | None, Query(max_length=100)] = None,
+    limit: Annotated[int, Query(ge=1, le=audit.MOST_ROWS)] = audit.CHECK_LIMIT,
+) -> CheckView:
+    """Check every rule on what is stored, a page of rows at a time, each page as of one moment."""
+    found = await audit.check(tx, after=after, limit=limit)
+    wrong = found.first_violation
+    shown = ViolationView(rule=wrong.rule, table=wrong.table, row=wrong.row) if wrong else None
+    return CheckView(is_sound=found.is_sound, checked=found.checked, first_violation=shown, next=found.next)
 
 
 def _posting(new: NewTransaction) -> Posting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from uuid import UUID
@@ -327,7 +327,7 @@ class JournalLine:
         fields = (
             str(self.xid), self.transaction_id.hex, self.reference, self.currency, str(self.total),
             self.reverses_id.hex if self.reverses_id else "", self.hold_id.hex if self.hold_id else "",
-            self.reason or "", self.posted_at.isoformat(timespec="microseconds"), str(self.line), self.account_id.hex,
+            self.reason or "", self.posted_at.astimezone(UTC).isoformat(timespec="microseconds"), str(self.line), self.account_id.hex,
             str(self.version), str(self.amount), str(self.balance_after),
         )  # fmt: skip
         encoded = [field.encode() for field in fields]
