@@ -87,8 +87,8 @@ async def seal_journal(tx: Tx, *, limit: int = SEAL_LIMIT) -> tuple[Seal | None,
     horizon = await store.find_horizon(tx)
     if last and horizon < last.next_xid:
         raise Refused(
-            "the journal was sealed up to a database transaction that this server has not reached: it was restored from "
-            "a dump; see docs/architecture/finance.md"
+            "the journal is sealed up to a database transaction that this server has not reached: it was restored "
+            "from a dump; see docs/architecture/finance.md"
         )
     end, count = await store.find_end(tx, first_xid=first_xid, horizon=horizon, limit=limit)
     if end is None:

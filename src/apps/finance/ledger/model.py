@@ -327,8 +327,8 @@ class JournalLine:
         fields = (
             str(self.xid), self.transaction_id.hex, self.reference, self.currency, str(self.total),
             self.reverses_id.hex if self.reverses_id else "", self.hold_id.hex if self.hold_id else "",
-            self.reason or "", self.posted_at.astimezone(UTC).isoformat(timespec="microseconds"), str(self.line), self.account_id.hex,
-            str(self.version), str(self.amount), str(self.balance_after),
+            self.reason or "", self.posted_at.astimezone(UTC).isoformat(timespec="microseconds"), str(self.line),
+            self.account_id.hex, str(self.version), str(self.amount), str(self.balance_after),
         )  # fmt: skip
         encoded = [field.encode() for field in fields]
         return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in encoded)).digest()

@@ -13,7 +13,8 @@ from sqlalchemy.exc import DBAPIError
 from apps.finance.ledger import audit, service
 from apps.finance.ledger.model import HoldNotFound
 from duly import Cancel, Done, Duly, Fail, JobContext, Outcome, Snooze, Tx, schedule
-from duly.cli.process import database_address, open_database
+from duly.cli.home import database_address
+from duly.cli.process import open_database
 from duly.errors import DulyError, Refused
 from duly.settings import Settings
 from duly.telemetry import configure_logging
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 def run() -> int:
-    """0 when the ledger is sound, 1 when it is not, or could not be looked at; the log says which, and names the row."""
+    """0 when the ledger is sound, 1 when it is not or could not be looked at; the log says which, and names the row."""
     try:
         settings = Settings()
         configure_logging(level=settings.log_level, style=settings.log_format)
