@@ -18,7 +18,7 @@ from apps.wiring import app
 from duly.auth.issuer import Issuer
 from duly.settings import Settings
 from duly.testing import TestServer
-from tests.apps.test_rights import NEW_ORDER, NEW_SUBSCRIPTION, NEW_USER, RIGHTS
+from tests.apps.test_rights import NEW_ACCOUNT, NEW_ORDER, NEW_SUBSCRIPTION, NEW_USER, RIGHTS
 from tests.engine.cli.commands import environment, free_port, running, status, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -33,6 +33,9 @@ KNOWS_WHAT_DAY_IT_IS = {"POST /user", "PUT /user/{user_id}"}
 KNOWS_THE_DIGITS_OF_CURRENCIES = {"POST /v1/orders", "PUT /v1/carts/{cart_id}/items/{sku}"}
 # Where a URL may lead, when a secret is base64, what a stored answer may hold, and that since is before until.
 KNOWS_MORE_THAN_A_SCHEMA = {
+    # That debits equal credits, that there is enough, what a reversal is called, and where the last page ended.
+    "POST /v1/transactions", "POST /v1/transactions/batch", "POST /v1/accounts/{account_id}/holds",
+    "POST /v1/holds/{hold_id}/capture", "GET /v1/ledger/check",
     "POST /v1/webhooks/subscriptions", "PATCH /v1/webhooks/subscriptions/{subscription_id}",
     "POST /v1/webhooks/subscriptions/{subscription_id}/rotate",
     "POST /v1/webhooks/subscriptions/{subscription_id}/redeliver",
@@ -89,8 +92,13 @@ def _existing(url: str, headers: dict[str, str]) -> dict[str, str]:
     subscription = make("/v1/webhooks/subscriptions", NEW_SUBSCRIPTION)
     tested = httpx2.post(f"{url}/v1/webhooks/subscriptions/{subscription}/test", headers=headers).json()
     product = make("/v1/products", {"name": "Lathe"})
+    debit, credit = make("/v1/accounts", NEW_ACCOUNT), make("/v1/accounts", NEW_ACCOUNT)
+    lines = [{"accountId": a, "amount": "9.00", "direction": d} for a, d in ((debit, "DEBIT"), (credit, "CREDIT"))]
     order = make("/v1/orders", NEW_ORDER)
     return {
+        "account_id": debit,
+        "transaction_id": make("/v1/transactions", {"reference": "sample", "entries": lines}),
+        "hold_id": make(f"/v1/accounts/{debit}/holds", {"amount": "1.00", "reference": "sample"}),
         "subscription_id": subscription,
         "delivery_id": str(tested["id"]),
         "order_id": order,

@@ -44,7 +44,38 @@ NEW_USER = {"firstName": "Ada", "lastName": "L", "dateOfBirth": "1990-12-10", "t
 NEW_ORDER = {"currency": "PLN", "items": [{"sku": "a", "quantity": 1, "unitPrice": "1.00"}]}
 WEBHOOKS = ("WEBHOOK_ADMIN",)
 NEW_SUBSCRIPTION = {"url": "https://hooks.example.com/duly", "events": ["order.*"]}
+NEW_ACCOUNT = {"name": "Cash", "type": "ASSET", "currency": "PLN"}
+LEDGER = ("LEDGER_READER", "LEDGER_WRITER", "LEDGER_POSTER", "LEDGER_REVERSER")
+WRITER, POSTER, REVERSER = ("LEDGER_WRITER",), ("LEDGER_POSTER",), ("LEDGER_REVERSER",)
+NO_POSTER, NO_REVERSER = ("LEDGER_READER", "LEDGER_WRITER", "LEDGER_REVERSER"), ("LEDGER_READER", "LEDGER_POSTER")
+NOWHERE = frozenset({422})  # its accounts are not there
+NEW_ENTRIES = [{"accountId": str(uuid4()), "amount": "1.00", "direction": one} for one in ("DEBIT", "CREDIT")]
+NEW_TRANSACTION = {"reference": "r", "entries": NEW_ENTRIES}
 RIGHTS: dict[tuple[str, str], Right] = {
+    ("POST", "/v1/accounts"): Right("ledger:write", WRITER, ("LEDGER_READER", "LEDGER_POSTER"), NEW_ACCOUNT),
+    ("GET", "/v1/accounts"): Right("ledger:read", LEDGER),
+    ("GET", "/v1/accounts/{account_id}"): Right("ledger:read", LEDGER),
+    ("GET", "/v1/accounts/{account_id}/balance"): Right("ledger:read", LEDGER),
+    ("GET", "/v1/accounts/{account_id}/entries"): Right("ledger:read", LEDGER),
+    ("POST", "/v1/accounts/{account_id}/close"): Right("ledger:write", WRITER, NO_REVERSER),
+    ("POST", "/v1/accounts/{account_id}/reopen"): Right("ledger:write", WRITER, NO_REVERSER),
+    ("POST", "/v1/transactions"): Right("ledger:write", POSTER, NO_POSTER, NEW_TRANSACTION, NOWHERE),
+    ("POST", "/v1/transactions/batch"): Right(
+        "ledger:write", POSTER, NO_POSTER, {"transactions": [NEW_TRANSACTION]}, NOWHERE
+    ),
+    ("GET", "/v1/transactions/{transaction_id}"): Right("ledger:read", LEDGER),
+    ("POST", "/v1/transactions/{transaction_id}/reverse"): Right(
+        "ledger:write", REVERSER, NO_REVERSER, {"reason": "typo"}
+    ),
+    ("POST", "/v1/accounts/{account_id}/holds"): Right(
+        "ledger:write", POSTER, NO_POSTER, {"amount": "1.00", "reference": "h"}
+    ),
+    ("GET", "/v1/holds/{hold_id}"): Right("ledger:read", LEDGER),
+    ("POST", "/v1/holds/{hold_id}/capture"): Right(
+        "ledger:write", POSTER, NO_POSTER, {"toAccountId": str(uuid4()), "reference": "c"}
+    ),
+    ("POST", "/v1/holds/{hold_id}/void"): Right("ledger:write", POSTER, NO_POSTER),
+    ("GET", "/v1/ledger/check"): Right("ledger:read", LEDGER),
     ("POST", "/ncs"): Right("quality", QUALITY, body=NEW_NC),
     ("GET", "/ncs"): Right("quality", QUALITY),
     ("GET", "/ncs/{nc_id}"): Right("quality", QUALITY),

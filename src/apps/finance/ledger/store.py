@@ -171,7 +171,7 @@ async def post(
 ) -> Answer:
     """Post all of them or none, in one statement."""
     lines = [(number, entry) for number, posting in enumerate(postings, 1) for entry in posting.entries]
-    values = {
+    values: dict[str, Any] = {
         "ids": list(ids),
         "references": [posting.reference for posting in postings],
         "of_transaction": [number for number, _ in lines],

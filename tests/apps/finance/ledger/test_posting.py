@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from apps.finance.ledger import service
+from apps.finance.ledger import service, store
 from apps.finance.ledger.events import TransactionPosted
 from apps.finance.ledger.model import AccountType, Direction, InsufficientFunds, NewEntry, Posting, ReferenceTaken
 from duly.db import Database
@@ -172,7 +172,7 @@ async def test_the_database_refuses_at_commit_what_does_not_balance(db: Database
     posting = Posting("x", [NewEntry(a, Decimal(2), Direction.DEBIT), NewEntry(b, Decimal(1), Direction.CREDIT)])
 
     async def post_unchecked(tx: Any) -> None:
-        await service.store.post(tx, [posting], [uuid4()])
+        await store.post(tx, [posting], [uuid4()])
 
     with pytest.raises(Exception, match="does not balance") as caught:
         await db.run(post_unchecked)
