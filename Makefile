@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-browser screenshots bench-console test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
-  bench-memory bench-report bench-birthdays bench-webhooks chaos simulate decade
+  bench-memory bench-report bench-birthdays bench-webhooks bench-ledger chaos simulate decade
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -87,6 +87,9 @@ bench-birthdays: $(STAMP) ## work off a hundred thousand missed birthdays: rate,
 
 bench-webhooks: $(STAMP) ## webhooks delivered a second, and what one dead receiver costs the others (N)
 	@$(BIN)/python -m benchmarks.webhooks --count $(or $(N),5000)
+
+bench-ledger: $(STAMP) ## postings a second beside a bare posting function, and the ledger's budgets over HTTP
+	@$(BIN)/python -m benchmarks.ledger
 
 bench-http: $(STAMP) ## measure the HTTP path with concurrent clients, and the hourly sweep at a million transfers
 	@$(BIN)/python -m benchmarks.http

@@ -15,6 +15,8 @@ from apps.commerce import service as commerce
 from apps.commerce.events import ORDERS
 from apps.commerce.model import LAST_NET, PAYMENT_WINDOW, Line, Order
 from apps.currencies.service import SYNC
+from apps.finance.ledger import service as ledger
+from apps.finance.ledger.model import AccountType, Direction, NewEntry, Posting, Transaction
 from apps.quality import service as quality
 from apps.quality.model import Severity
 from apps.sandbox import catcher
@@ -132,6 +134,7 @@ async def load(tx: Tx) -> None:
     await tx.execute(MAKE_OLD, {"id": overdue.id})
     await _register_people(tx)
     await _load_commerce(tx)
+    await _load_ledger(tx)
     for name, cron in (("samples.live", "* * * * *"), ("samples.fail", "*/30 * * * *")):
         await seed_schedule(
             tx, name=name, cron=cron, timezone="UTC", max_retries=1, misfire="skip", payload={}, actor="samples"
@@ -203,3 +206,32 @@ async def _place(tx: Tx, *, customer: str, minutes: int) -> Order:
     await schedule(tx, commerce.PAYMENT_TIMEOUT, order.id, due_at)
     await schedule(tx, commerce.ORDER_EXPIRATION, order.id, due_at + LAST_NET - PAYMENT_WINDOW)
     return order
+
+
+async def _load_ledger(tx: Tx) -> None:
+    """A small bank: two customers who may not overdraw, payments, a fee, one that was reversed, and money on hold."""
+    bank, fees = [
+        (await ledger.create_account(tx, name=name, kind=kind, currency="PLN")).id
+        for name, kind in (("Cash at the bank", AccountType.ASSET), ("Fees", AccountType.INCOME))
+    ]
+    ann, ben = [
+        (
+            await ledger.create_account(
+                tx, name=f"Customer {name}", kind=AccountType.LIABILITY, currency="PLN", may_go_negative=False
+            )
+        ).id
+        for name in ("Ann", "Ben")
+    ]
+
+    async def move(reference: str, amount: str, debit: UUID, credit: UUID) -> Transaction:
+        lines = [NewEntry(debit, Decimal(amount), Direction.DEBIT), NewEntry(credit, Decimal(amount), Direction.CREDIT)]
+        return await ledger.post(tx, Posting(reference, lines))
+
+    await move("sample deposit of Ann", "1200.00", bank, ann)
+    await move("sample deposit of Ben", "80.50", bank, ben)
+    await move("sample rent", "250.00", ann, ben)
+    await move("sample fee", "1.50", ann, fees)
+    mistaken = await move("sample fee, sent twice", "1.50", ann, fees)
+    await ledger.reverse(tx, mistaken.id, reason="sent twice")
+    hold = await ledger.place_hold(tx, ann, amount=Decimal("99.99"), reference="sample hotel")
+    await ledger.capture_hold(tx, hold.id, to=ben, reference="sample minibar", amount=Decimal("12.00"), final=False)

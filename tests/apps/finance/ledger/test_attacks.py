@@ -17,7 +17,7 @@ from tests.support import rows, value
 ROLES_FILE = Path(__file__).parents[4] / "deploy" / "sql" / "roles.sql"
 HEADING = """
 INSERT INTO ledger.transactions (id, reference, currency, amount, posted_at)
-VALUES (%(id)s, %(id)s, 'PLN', %(amount)s, duly.now())
+VALUES (%(id)s::uuid, %(id)s::text, 'PLN', %(amount)s, duly.now())
 """
 ENTRY = """
 INSERT INTO ledger.entries (account_id, version, transaction_id, line, amount, balance_after, posted_at)
