@@ -36,7 +36,15 @@ SELECT lpad(to_hex(2 + n % 1000), 32, '0')::uuid, (n - 1) / 1000 + 1, t.id, 2, -
 FROM (SELECT *, row_number() OVER (ORDER BY id) AS n FROM ledger.transactions) AS t;
 INSERT INTO ledger.balances (account_id, currency, digits, side, may_go_negative, balance, version, posted_at)
 SELECT DISTINCT ON (e.account_id) e.account_id, 'PLN', 2, -1, true, e.balance_after, e.version, e.posted_at
-FROM ledger.entries e ORDER BY e.account_id, e.version DESC
+FROM ledger.entries e ORDER BY e.account_id, e.version DESC;
+INSERT INTO ledger.holds (id, account_id, reference, amount, status, created_at, expires_at, ended_at)
+SELECT gen_random_uuid(), lpad(to_hex(1 + n % 1000), 32, '0')::uuid, 'h' || n, 1, s.status, timestamptz '2033-01-01',
+       timestamptz '2033-01-08', CASE s.status WHEN 'VOIDED' THEN timestamptz '2033-01-02' END
+FROM generate_series(1, 20000) AS n
+CROSS JOIN LATERAL (SELECT CASE WHEN n % 10 = 0 THEN 'ACTIVE' ELSE 'VOIDED' END) AS s(status);
+UPDATE ledger.balances b SET held = h.held
+FROM (SELECT account_id, sum(amount) AS held FROM ledger.holds WHERE status = 'ACTIVE' GROUP BY 1) AS h
+WHERE h.account_id = b.account_id
 """
 
 
@@ -108,8 +116,8 @@ def test_what_is_asked_is_found_by_index(dsn: str, generic: bool, name: str) -> 
         call = prepare(connection, statement, generic, **values)
         found, plan = fetch(connection, call), explain(connection, call)
         assert len(found) == expected, found
-        assert plan.tables_read_whole() <= {"seals"}, plan.text
-        assert plan.indexes <= indexes, plan.text
+        assert plan.tables_read_whole() == set(), plan.text
+        assert plan.indexes <= indexes | {"accounts_terms_are_kept"}, plan.text
         assert plan.buffers <= most, f"{plan.buffers} buffers\n{plan.text}"
 
 

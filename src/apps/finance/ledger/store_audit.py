@@ -42,7 +42,7 @@ FROM (SELECT * FROM ledger.transactions
       WHERE (xid, id) > (CAST(CAST(:xid AS text) AS xid8), CAST(:id AS uuid))
         AND xid < CAST(CAST(:next_xid AS text) AS xid8)
       ORDER BY xid, id LIMIT CAST(:limit AS integer)) AS t
-JOIN ledger.entries e ON e.transaction_id = t.id
+CROSS JOIN LATERAL (SELECT * FROM ledger.entries WHERE transaction_id = t.id ORDER BY line) AS e  -- never a hash of all
 ORDER BY t.xid, t.id, e.line
 """)
 INSERT_SEAL = text("""
