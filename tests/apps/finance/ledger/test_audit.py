@@ -8,10 +8,11 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import psycopg
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from apps.finance.ledger import audit, store_audit
 from apps.finance.ledger.events import JournalSealed
@@ -281,9 +282,17 @@ async def test_the_command_says_0_or_1_and_names_the_row(
     assert scripts["ledger-verify"] == "apps.finance.ledger.workers:main"
 
 
-async def test_a_check_writes_nothing_and_a_batch_is_listed(books: Books, dsn: str) -> None:
-    """The snapshot is read only: whoever finds a way in finds nothing to change."""
-    a, b = await books.open(), await books.open()
-    many = [{"reference": f"r{n}", "entries": move(a, b, "1.00")} for n in range(3)]
-    posted = made(await books.send("/v1/transactions/batch", {"transactions": many}))["transactions"]
-    assert {UUID(one["id"]) for one in posted} == {one for (one,) in rows(dsn, "SELECT id FROM ledger.transactions")}
+async def test_a_check_is_one_read_only_moment(books: Books, ledger: dict[str, Any], db: Database) -> None:
+    """What others commit meanwhile is not seen by its later statements; and it cannot write."""
+    async with db.transaction() as tx:
+        await audit.check(tx)
+        made(await books.try_post(move(ledger["cash"], ledger["shop"], "1.00")))
+        seen = (await tx.execute(text("SELECT count(*) FROM ledger.transactions"))).scalar_one()
+    assert seen == 4
+
+    async def check_and_write(tx: Any) -> None:
+        await audit.check(tx)
+        await tx.execute(text("SELECT duly.emit('x.y', 'z', '1')"))
+
+    with pytest.raises(DBAPIError, match="read-only"):
+        await db.run(check_and_write)
