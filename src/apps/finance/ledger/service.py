@@ -250,7 +250,7 @@ async def capture_hold(
     if answer.outcome != "posted":
         raise _capture_refusal(answer)
     transaction = answer.transactions[0]
-    has_ended = final or amount == hold.remaining
+    has_ended = (await read_hold(tx, hold_id)).status is not HoldStatus.ACTIVE  # others may have captured some before
     if has_ended:
         await cancel(tx, EXPIRE_HOLD, hold_id)
     await emit(

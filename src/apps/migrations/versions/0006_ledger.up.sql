@@ -271,12 +271,15 @@ CREATE FUNCTION ledger.minor_units(digits integer) RETURNS numeric
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT CASE digits WHEN 2 THEN 100 WHEN 0 THEN 1 WHEN 3 THEN 1000 WHEN 1 THEN 10 ELSE 10000 END::numeric $$;
 
+-- One minor unit: 0.01 with two digits. To multiply with it is exact.
+CREATE FUNCTION ledger.minor_unit(digits integer) RETURNS numeric
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT CASE digits WHEN 2 THEN 0.01 WHEN 0 THEN 1 WHEN 3 THEN 0.001 WHEN 1 THEN 0.1 ELSE 0.0001 END $$;
+
 -- Minor units as people write them: 1250 with two digits is 12.50.
 CREATE FUNCTION ledger.show(amount numeric, digits integer) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$
-SELECT (amount * CASE digits WHEN 2 THEN 0.01 WHEN 0 THEN 1 WHEN 3 THEN 0.001 WHEN 1 THEN 0.1 ELSE 0.0001 END)::text
-$$;
+AS $$ SELECT (amount * ledger.minor_unit(digits))::text $$;
 
 -- Post transactions, all of them or none. new_ids and new_references are the headings; the other arrays are the lines,
 -- in order: of_transaction counts headings from 1, amounts are decimals, positive for debits, and a covered line must
@@ -461,7 +464,7 @@ BEGIN
     END IF;
     new_reference := found.reference || '-rev';
     SELECT array_agg(e.account_id ORDER BY e.line),
-           array_agg(-e.amount / ledger.minor_units(a.digits) ORDER BY e.line)
+           array_agg(-e.amount * ledger.minor_unit(a.digits) ORDER BY e.line)
     INTO accounts, mirrored
     FROM ledger.entries e JOIN ledger.accounts a ON a.id = e.account_id WHERE e.transaction_id = original;
     SELECT p.* INTO outcome, place, moment, currencies, amounts, versions, balances, sides

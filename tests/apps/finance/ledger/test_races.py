@@ -235,6 +235,20 @@ async def test_a_hold_ends_once(books: Books, wide: Database, dsn: str, clock: B
     check_consistent(dsn)
 
 
+async def test_partial_captures_at_once_end_the_hold_with_its_timer(books: Books, dsn: str) -> None:
+    """Both saw all of it held; the one that takes the last of it knows, and withdraws the timer."""
+    account, shop = await books.open_with("10.00"), await books.open("LIABILITY")
+    hold = (await books.hold(account, "7.00"))["id"]
+    with holding(dsn, account):
+        trying = [
+            asyncio.create_task(books.capture(hold, shop, amount=amount, final=False)) for amount in ("2.00", "5.00")
+        ]
+        await until_waiting(dsn, 2)
+    assert [answer.status_code for answer in await asyncio.gather(*trying)] == [201, 201]
+    assert value(dsn, "SELECT status FROM ledger.holds") == "CAPTURED"
+    check_consistent(dsn)
+
+
 async def test_fifty_requests_with_one_key_post_once(books: Books, dsn: str) -> None:
     """E4, F3: one effect, the same body for all."""
     a, b = await books.open(), await books.open()
