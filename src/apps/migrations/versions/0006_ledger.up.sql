@@ -266,7 +266,7 @@ WITH described AS (
 SELECT created_at FROM described
 $$;
 
--- How many minor units one has: 100 with two digits. (power() takes longer than all the rest of a posting's arithmetic.)
+-- How many minor units one has: 100 with two digits.
 CREATE FUNCTION ledger.minor_units(digits integer) RETURNS numeric
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT CASE digits WHEN 2 THEN 100 WHEN 0 THEN 1 WHEN 3 THEN 1000 WHEN 1 THEN 10 ELSE 10000 END::numeric $$;
