@@ -1,0 +1,1 @@
+"""The financial core: ledger, decisions, payments, compliance."""

@@ -1,0 +1,263 @@
+"""Rules compiled to closures over a list of facts, and the trace that explains what they said.
+
+A condition says True, False, or None when it cannot know (Kleene's logic): a rule that says None does not match, and
+the decision says that it is incomplete.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apps.finance.decisions import facts as reading
+from apps.finance.decisions.facts import Absent, Fact
+from apps.finance.decisions.language import All, Compare, Node, Not, Op, compile_pattern, fields_of
+from apps.finance.decisions.model import Matched, Rule, Settings, Unanswered, Verdict, aggregate
+
+ENGINE = "1"
+"""The version of what the language means; logged with each decision, and raised when an old log would read otherwise."""
+MOST_MATCHED_LOGGED = 1_000
+
+Test = Callable[[Sequence[Fact]], bool | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledNode:
+    """A condition that can be asked, and what it was made from."""
+
+    node: Node
+    test: Test
+    parts: tuple[CompiledNode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRule:
+    """A rule that can be asked."""
+
+    rule: Rule
+    matched: Matched
+    test: Test
+    terminate: bool
+    root: CompiledNode
+    names: tuple[str, ...]
+
+
+class CompiledSet:
+    """A rule set at one version: immutable, safe to share between requests."""
+
+    def __init__(self, settings: Settings, rules: Sequence[Rule], lists: Mapping[str, frozenset[str]]) -> None:
+        self.settings = settings
+        self.kinds = settings.kinds
+        ordered = sorted(rules, key=lambda rule: rule.place)
+        used: set[str] = set().union(*(fields_of(rule.conditions) for rule in ordered))
+        self.names = tuple(sorted(used))
+        self._slots = {name: place for place, name in enumerate(self.names)}
+        self.rules = tuple(self._compile_rule(rule, lists) for rule in ordered)
+        self._tests = tuple((rule.test, rule.terminate, rule) for rule in self.rules)
+
+    def read(self, recorded: Mapping[str, Any]) -> list[Fact]:
+        """The facts that these rules need, from a record of them."""
+        return reading.read(self.kinds, self.names, recorded)
+
+    def decide(self, recorded: Mapping[str, Any]) -> Verdict:
+        """Ask every rule in its order until one that terminates has matched."""
+        facts = self.read(recorded)
+        matched: list[Matched] = []
+        unanswered: list[CompiledRule] = []
+        evaluated = 0
+        for test, terminate, rule in self._tests:
+            evaluated += 1
+            said = test(facts)
+            if said:
+                matched.append(rule.matched)
+                if terminate:
+                    break
+            elif said is None:
+                unanswered.append(rule)
+        incomplete = tuple(self._lacking(rule, facts) for rule in unanswered)
+        decision, score = aggregate(self.settings, matched, is_incomplete=bool(incomplete))
+        return Verdict(decision, tuple(matched), incomplete, score, evaluated)
+
+    def trace(self, recorded: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What each rule and each of its conditions said; rules after one that terminated were not asked."""
+        facts = self.read(recorded)
+        told: list[dict[str, Any]] = []
+        has_stopped = False
+        for rule in self.rules:
+            said = None if has_stopped else rule.test(facts)
+            line: dict[str, Any] = {
+                "ruleId": str(rule.rule.id), "version": rule.rule.version, "name": rule.rule.name,
+                "outcome": "not_asked" if has_stopped else _word(said),
+            }  # fmt: skip
+            if not has_stopped:
+                line["conditions"] = self._explain(rule.root, facts)
+            told.append(line)
+            has_stopped = has_stopped or (said is True and rule.terminate)
+        return told
+
+    def explain(self, rule: CompiledRule, recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """What one rule's conditions said."""
+        return self._explain(rule.root, self.read(recorded))
+
+    def _compile_rule(self, rule: Rule, lists: Mapping[str, frozenset[str]]) -> CompiledRule:
+        root = _compile(rule.conditions, self._slots, lists)
+        matched = Matched(rule.id, rule.version, rule.name, rule.decision, rule.score, rule.reason)
+        return CompiledRule(rule, matched, root.test, rule.terminate, root, tuple(sorted(fields_of(rule.conditions))))
+
+    def _lacking(self, rule: CompiledRule, facts: Sequence[Fact]) -> Unanswered:
+        lacking = {
+            name: fact.reason for name in rule.names if isinstance(fact := facts[self._slots[name]], Absent)
+        }  # fmt: skip
+        return Unanswered(rule.rule.id, rule.rule.version, rule.rule.name, lacking)
+
+    def _explain(self, compiled: CompiledNode, facts: Sequence[Fact]) -> dict[str, Any]:
+        said, node = compiled.test(facts), compiled.node
+        if isinstance(node, Compare):
+            return self._explain_compare(node, said, facts)
+        parts = [self._explain(part, facts) for part in compiled.parts]
+        if isinstance(node, Not):
+            return {"not": parts[0], "outcome": _word(said)}
+        return {"all" if isinstance(node, All) else "any": parts, "outcome": _word(said)}
+
+    def _explain_compare(self, node: Compare, said: bool | None, facts: Sequence[Fact]) -> dict[str, Any]:
+        fact = facts[self._slots[node.field]]
+        line: dict[str, Any] = {"field": node.field, "op": node.op.value, "outcome": _word(said)}
+        sides = [fact] if node.other is None else [fact, facts[self._slots[node.other]]]
+        reasons = [side.reason for side in sides if isinstance(side, Absent)]
+        if reasons and node.op is not Op.EXISTS:
+            line["reason"] = reasons[0]
+            if said is None:
+                line["outcome"] = reasons[0]
+        if not isinstance(fact, Absent):
+            line["fact"] = reading.show(fact)
+        if node.list_id is not None:
+            line["list"] = node.list_id
+        elif node.other is not None:
+            line["valueField"] = node.other
+        elif node.op is not Op.EXISTS:
+            line["value"] = _show_value(node.value)
+        return line
+
+
+def _word(said: bool | None) -> str:
+    return "unknown" if said is None else "true" if said else "false"
+
+
+def _show_value(value: Any) -> Any:
+    return [reading.show(one) for one in value] if isinstance(value, tuple) else reading.show(value)
+
+
+def _compile(node: Node, slots: Mapping[str, int], lists: Mapping[str, frozenset[str]]) -> CompiledNode:
+    if isinstance(node, Compare):
+        return CompiledNode(node, _compile_compare(node, slots, lists))
+    if isinstance(node, Not):
+        part = _compile(node.part, slots, lists)
+        return CompiledNode(node, _negate(part.test), (part,))
+    parts = tuple(_compile(part, slots, lists) for part in node.parts)
+    tests = tuple(part.test for part in parts)
+    return CompiledNode(node, _all(tests) if isinstance(node, All) else _any(tests), parts)
+
+
+def _all(tests: tuple[Test, ...]) -> Test:
+    def test(facts: Sequence[Fact]) -> bool | None:
+        said: bool | None = True
+        for part in tests:
+            answer = part(facts)
+            if answer is None:
+                said = None  # a later part may still be false, and then all of it is
+            elif not answer:
+                return False
+        return said
+
+    return test
+
+
+def _any(tests: tuple[Test, ...]) -> Test:
+    def test(facts: Sequence[Fact]) -> bool | None:
+        said: bool | None = False
+        for part in tests:
+            answer = part(facts)
+            if answer:
+                return True
+            if answer is None:
+                said = None
+        return said
+
+    return test
+
+
+def _negate(part: Test) -> Test:
+    def test(facts: Sequence[Fact]) -> bool | None:
+        answer = part(facts)
+        return None if answer is None else not answer
+
+    return test
+
+
+def _compile_compare(node: Compare, slots: Mapping[str, int], lists: Mapping[str, frozenset[str]]) -> Test:
+    slot = slots[node.field]
+    if node.op is Op.EXISTS:
+        return _exists(slot)
+    compare, value = _comparison(node, lists)
+    if node.other is not None:
+        return _between_fields(slot, slots[node.other], compare, node.otherwise)
+    return _with_value(slot, value, compare, node.otherwise)
+
+
+def _with_value(slot: int, value: Any, compare: Callable[[Any, Any], bool], otherwise: bool | None) -> Test:
+    def test(facts: Sequence[Fact]) -> bool | None:
+        fact = facts[slot]
+        return otherwise if fact.__class__ is Absent else compare(fact, value)
+
+    return test
+
+
+def _between_fields(slot: int, other: int, compare: Callable[[Any, Any], bool], otherwise: bool | None) -> Test:
+    def test(facts: Sequence[Fact]) -> bool | None:
+        fact, value = facts[slot], facts[other]
+        if fact.__class__ is Absent or value.__class__ is Absent:
+            return otherwise
+        return compare(fact, value)
+
+    return test
+
+
+def _exists(slot: int) -> Test:
+    def test(facts: Sequence[Fact]) -> bool:
+        fact = facts[slot]
+        return fact is not reading.MISSING and fact is not reading.NULL  # of the wrong type, something is there
+
+    return test
+
+
+_PLAIN: Mapping[Op, Callable[[Any, Any], bool]] = {
+    Op.EQ: operator.eq, Op.NE: operator.ne, Op.LT: operator.lt, Op.LTE: operator.le, Op.GT: operator.gt,
+    Op.GTE: operator.ge, Op.STARTS_WITH: str.startswith, Op.ENDS_WITH: str.endswith, Op.CONTAINS: operator.contains,
+}  # fmt: skip
+
+
+def _comparison(node: Compare, lists: Mapping[str, frozenset[str]]) -> tuple[Callable[[Any, Any], bool], Any]:
+    """What is called with the fact and the value, and the value in the form it needs."""
+    if node.op is Op.IN:
+        assert node.list_id is not None or isinstance(node.value, tuple)
+        members: Any = lists[node.list_id] if node.list_id is not None else frozenset(node.value)  # type: ignore[arg-type] - a tuple, as was asserted
+        return _is_in, members
+    if node.op is Op.BETWEEN:
+        return _is_between, node.value
+    if node.op is Op.MATCHES:
+        return _matches, compile_pattern(str(node.value))
+    return _PLAIN[node.op], node.value
+
+
+def _is_in(fact: Any, members: frozenset[Any]) -> bool:
+    return fact in members
+
+
+def _is_between(fact: Any, ends: tuple[Any, Any]) -> bool:
+    return bool(ends[0] <= fact <= ends[1])
+
+
+def _matches(fact: str, pattern: Any) -> bool:
+    return pattern.search(fact) is not None
