@@ -12,6 +12,8 @@ from apps.commerce import api as commerce_api
 from apps.commerce import workers as commerce_workers
 from apps.currencies import api as currencies_api
 from apps.currencies import workers as currencies_workers
+from apps.finance.decisions import api as decisions_api
+from apps.finance.decisions import workers as decisions_workers
 from apps.quality import api as quality_api
 from apps.quality import workers as quality_workers
 from apps.sandbox import catcher, nbp
@@ -40,5 +42,8 @@ commerce_workers.register(app)
 app.include_router(currencies_api.router)
 currencies_workers.register(app)
 app.include_router(nbp.create_router(), development_only=True)
+
+app.include_router(decisions_api.router)
+decisions_workers.register(app)
 
 samples.register(app)

@@ -17,7 +17,7 @@ from apps.finance.decisions.language import All, Compare, Node, Not, Op, compile
 from apps.finance.decisions.model import Matched, Rule, Settings, Unanswered, Verdict, aggregate
 
 ENGINE = "1"
-"""The version of what the language means; logged with each decision, and raised when an old log would read otherwise."""
+"""The version of what the language means: logged with each decision, and raised when an old log would read otherwise"""
 MOST_MATCHED_LOGGED = 1_000
 
 Test = Callable[[Sequence[Fact]], bool | None]
@@ -249,6 +249,12 @@ def _comparison(node: Compare, lists: Mapping[str, frozenset[str]]) -> tuple[Cal
     if node.op is Op.MATCHES:
         return _matches, compile_pattern(str(node.value))
     return _PLAIN[node.op], node.value
+
+
+def compare_with(node: Compare, lists: Mapping[str, frozenset[str]]) -> Callable[[Any], bool]:
+    """One comparison as a question about a value, for whoever looks for values."""
+    compare, value = _comparison(node, lists)
+    return lambda fact: compare(fact, value)
 
 
 def _is_in(fact: Any, members: frozenset[Any]) -> bool:

@@ -121,7 +121,9 @@ def _clean(raw: Any, kind: Kind, path: str) -> Any:
         return raw if -LARGEST_INTEGER <= raw < LARGEST_INTEGER else {WRONG_TYPE: "number"}
     if isinstance(raw, Decimal):
         is_sane = raw.is_finite() and abs(raw.adjusted()) < _LARGEST_EXPONENT
-        return format(raw, "f") if is_sane and len(raw.as_tuple().digits) < _LARGEST_EXPONENT else {WRONG_TYPE: "number"}
+        return (
+            format(raw, "f") if is_sane and len(raw.as_tuple().digits) < _LARGEST_EXPONENT else {WRONG_TYPE: "number"}
+        )
     if isinstance(raw, datetime):
         return raw.isoformat() if raw.tzinfo is not None else {WRONG_TYPE: "local time"}
     if isinstance(raw, UUID):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
@@ -20,6 +23,8 @@ MOST_BY = 3
 MOST_MEMBERS_OF_A_LIST = 10_000
 LONGEST_WINDOW_SECONDS = 31 * 86_400
 SHORTEST_WINDOW_SECONDS = 60
+LONGEST_KEY_BYTES = 200
+MOST_OBSERVATIONS = 100
 LARGEST_SCORE = 1_000_000
 NOW = "now"
 """A fact that the engine adds: the moment of the evaluation, by the database's clock."""
@@ -124,6 +129,17 @@ class Velocity:
     def kind(self) -> Kind:
         """What its value is."""
         return Kind.INTEGER if self.function in {Function.COUNT, Function.DISTINCT} else Kind.DECIMAL
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Something that happened, for the velocity facts of what happens later; without a time, it happens now."""
+
+    stream: str
+    by: tuple[str, ...]
+    amount: Decimal | None = None
+    value: str | None = None
+    at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -306,6 +322,17 @@ def aggregate(settings: Settings, matched: Sequence[Matched], *, is_incomplete: 
     return decision, score
 
 
+def key_of(parts: Sequence[str]) -> str:
+    """One text for what observations are counted by; a long one as its hash, for it must fit into an index."""
+    return short(json.dumps(list(parts), ensure_ascii=False, separators=(",", ":")))
+
+
+def short(text: str) -> str:
+    """The text, or its hash."""
+    written = text.encode()
+    return text if len(written) <= LONGEST_KEY_BYTES else f"sha256:{hashlib.sha256(written).hexdigest()}"
+
+
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """REJECT before REVIEW before APPROVE."""
     return max(outcomes, key=_SEVERITY.__getitem__)
@@ -330,7 +357,7 @@ def read_settings(given: Mapping[str, Any], *, path: str = "$") -> Settings:
 
 
 def read_action(given: Mapping[str, Any], settings: Settings, *, path: str = "$.action") -> tuple[Outcome | None, int]:
-    """What a matched rule says: a decision where the worst wins; a score, and perhaps a decision, where scores count."""
+    """What a matched rule says: a decision where the worst wins; where scores count a score, and perhaps a decision."""
     decision = Outcome(given["decision"]) if given.get("decision") is not None else None
     score = given.get("score")
     if settings.aggregation.mode is Mode.WORST:
