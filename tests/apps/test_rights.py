@@ -44,6 +44,13 @@ NEW_USER = {"firstName": "Ada", "lastName": "L", "dateOfBirth": "1990-12-10", "t
 NEW_ORDER = {"currency": "PLN", "items": [{"sku": "a", "quantity": 1, "unitPrice": "1.00"}]}
 WEBHOOKS = ("WEBHOOK_ADMIN",)
 NEW_SUBSCRIPTION = {"url": "https://hooks.example.com/duly", "events": ["order.*"]}
+RULES = ("DECISION_ADMIN",)
+NEW_RULE = {
+    "ruleSetId": "payment-screening", "name": "Large", "action": {"decision": "REVIEW"},
+    "conditions": {"field": "amount", "op": "gt", "value": "1000.00"},
+}  # fmt: skip
+CHANGED_RULE = {name: part for name, part in NEW_RULE.items() if name != "ruleSetId"}
+CHANGED_SET = {"description": "d", "settings": {"fields": {"amount": "decimal"}}}
 RIGHTS: dict[tuple[str, str], Right] = {
     ("POST", "/ncs"): Right("quality", QUALITY, body=NEW_NC),
     ("GET", "/ncs"): Right("quality", QUALITY),
@@ -86,6 +93,27 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ),
     ("GET", "/v1/webhooks/deliveries/{delivery_id}"): Right("webhooks", WEBHOOKS),
     ("POST", "/v1/webhooks/deliveries/{delivery_id}/redeliver"): Right("webhooks", WEBHOOKS),
+    ("POST", "/v1/decision/evaluate"): Right(
+        "decision:evaluate", body={"ruleSetId": "payment-screening", "context": {}}
+    ),
+    ("GET", "/v1/decision/decisions"): Right("decision:admin", RULES, expected=frozenset({400})),
+    ("GET", "/v1/decision/decisions/{decision_id}"): Right("decision:admin", RULES),
+    ("POST", "/v1/decision/decisions/{decision_id}/replay"): Right("decision:admin", RULES),
+    ("POST", "/v1/decision/rules"): Right("decision:admin", RULES, body=NEW_RULE),
+    ("GET", "/v1/decision/rules"): Right("decision:admin", RULES),
+    ("GET", "/v1/decision/rules/{rule_id}"): Right("decision:admin", RULES),
+    ("PUT", "/v1/decision/rules/{rule_id}"): Right("decision:admin", RULES, body=CHANGED_RULE),
+    ("GET", "/v1/decision/rules/{rule_id}/versions"): Right("decision:admin", RULES),
+    ("POST", "/v1/decision/rules/{rule_id}/activate"): Right("decision:admin", RULES, body={}),
+    ("POST", "/v1/decision/rules/{rule_id}/deprecate"): Right("decision:admin", RULES),
+    ("POST", "/v1/decision/rules/{rule_id}/dry-run"): Right("decision:admin", RULES, body={}),
+    ("POST", "/v1/decision/rule-sets"): Right("decision:admin", RULES, body={"id": "new", **CHANGED_SET}),
+    ("GET", "/v1/decision/rule-sets"): Right("decision:admin", RULES),
+    ("GET", "/v1/decision/rule-sets/{rule_set_id}"): Right("decision:admin", RULES),
+    ("PUT", "/v1/decision/rule-sets/{rule_set_id}"): Right("decision:admin", RULES, body=CHANGED_SET),
+    ("GET", "/v1/decision/lists"): Right("decision:admin", RULES),
+    ("GET", "/v1/decision/lists/{list_id}"): Right("decision:admin", RULES),
+    ("PUT", "/v1/decision/lists/{list_id}"): Right("decision:admin", RULES, body={"members": []}),
     ("POST", "/user"): Right("users", body=NEW_USER),
     ("GET", "/user/{user_id}"): Right("users"),
     ("PUT", "/user/{user_id}"): Right("users", body={"timezone": "Asia/Tokyo"}),
