@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-browser screenshots bench-console test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
-  bench-memory bench-report bench-birthdays chaos simulate decade
+  bench-memory bench-report bench-birthdays bench-decisions chaos simulate decade
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -84,6 +84,9 @@ decade: $(STAMP) ## ten years of birthdays of a thousand people in every time zo
 
 bench-birthdays: $(STAMP) ## work off a hundred thousand missed birthdays: rate, memory, cost of a claim (N)
 	@$(BIN)/python -m benchmarks.birthdays --count $(or $(N),100000)
+
+bench-decisions: $(STAMP) ## decisions by the number of rules beside ZEN (installed for it), and the HTTP path with concurrency
+	@$(BIN)/python -m benchmarks.decisions
 
 bench-http: $(STAMP) ## measure the HTTP path with concurrent clients, and the hourly sweep at a million transfers
 	@$(BIN)/python -m benchmarks.http

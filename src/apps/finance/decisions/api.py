@@ -8,6 +8,7 @@ from uuid import UUID
 from fastapi import Path, Query, Response
 
 from apps.finance.decisions import service
+from apps.finance.decisions.compiled import ENGINE
 from apps.finance.decisions.dry_run import dry_run
 from apps.finance.decisions.model import Outcome, Status
 from apps.finance.decisions.views import (
@@ -99,7 +100,7 @@ async def replay_decision(decision_id: UUID, _caller: Admin, tx: RequestTx) -> R
     recorded, verdict, differences = await service.replay(tx, decision_id)
     return ReplayView(
         same=not differences, differences=differences, recorded=show_decision(recorded), decision=verdict.decision,
-        engine_changed=recorded.engine != service.ENGINE,
+        engine_changed=recorded.engine != ENGINE,
     )  # fmt: skip
 
 

@@ -241,9 +241,8 @@ _PLAIN: Mapping[Op, Callable[[Any, Any], bool]] = {
 def _comparison(node: Compare, lists: Mapping[str, frozenset[str]]) -> tuple[Callable[[Any, Any], bool], Any]:
     """What is called with the fact and the value, and the value in the form it needs."""
     if node.op is Op.IN:
-        assert node.list_id is not None or isinstance(node.value, tuple)
-        members: Any = lists[node.list_id] if node.list_id is not None else frozenset(node.value)  # type: ignore[arg-type] - a tuple, as was asserted
-        return _is_in, members
+        given: Any = node.value
+        return _is_in, lists[node.list_id] if node.list_id is not None else frozenset(given)
     if node.op is Op.BETWEEN:
         return _is_between, node.value
     if node.op is Op.MATCHES:

@@ -38,8 +38,8 @@ def solve(kind: Kind, asked: Asked, lists: Mapping[str, frozenset[str]], *, leas
         return _solve_members(asked)
     tests = [(compare_with(node, lists), positive) for node, positive in asked]
 
-    def fits(value: Value) -> bool:
-        return all(test(value) is positive for test, positive in tests) and (least is None or value >= least)  # type: ignore[operator] - only numbers have a least value
+    def fits(value: Any) -> bool:
+        return all(test(value) is positive for test, positive in tests) and (least is None or value >= least)
 
     listed = _listed(asked, lists)
     if kind is Kind.BOOLEAN:
@@ -59,7 +59,8 @@ def _listed(asked: Asked, lists: Mapping[str, frozenset[str]]) -> list[Value] | 
         if positive and node.op is Op.EQ and node.value is not None and not isinstance(node.value, tuple):
             found.append([node.value])
         elif positive and node.op is Op.IN:
-            found.append(sorted(lists[node.list_id]) if node.list_id else list(node.value or ()))  # type: ignore[arg-type] - in has a tuple
+            given: Any = node.value
+            found.append(sorted(lists[node.list_id]) if node.list_id else list(given))
     return min(found, key=len) if found else None
 
 

@@ -225,6 +225,14 @@ def suggest(name: str, known: Collection[str]) -> str:
     return f": did you mean {close[0]}?" if close else ""
 
 
+class _Wrong(Exception):
+    """What is wrong with one condition; the reader goes on with the next one."""
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(detail)
+        self.fault = Fault("body", path, detail)
+
+
 class _Reader:
     """Reads one rule and collects what is wrong with it."""
 
@@ -236,130 +244,137 @@ class _Reader:
 
     def check_size(self, path: str) -> None:
         if self._count > MOST_CONDITIONS:
-            self._refuse(path, f"a rule has at most {MOST_CONDITIONS} conditions")
+            self._note(Fault("body", path, f"a rule has at most {MOST_CONDITIONS} conditions"))
 
     def read(self, given: Any, path: str, depth: int) -> Node | None:
         self._count += 1
         if self._count > MOST_CONDITIONS or len(self.faults) >= MOST_FAULTS:
             return None
+        try:
+            return self._read(given, path, depth)
+        except _Wrong as wrong:
+            self._note(wrong.fault)
+            return None
+
+    def _note(self, fault: Fault) -> None:
+        if len(self.faults) < MOST_FAULTS:
+            self.faults.append(fault)
+
+    def _read(self, given: Any, path: str, depth: int) -> Node | None:
         if not isinstance(given, dict):
-            return self._refuse(path, "write an object: all, any, not, or field with op")
+            raise _Wrong(path, "write an object: all, any, not, or field with op")
         if depth > MOST_DEPTH:
-            return self._refuse(path, f"conditions are nested at most {MOST_DEPTH} deep")
+            raise _Wrong(path, f"conditions are nested at most {MOST_DEPTH} deep")
         joined = [name for name in ("all", "any", "not") if name in given]
         if not joined:
             return self._read_compare(given, path)
         if len(given) > 1:
-            return self._refuse(path, f"{joined[0]} stands alone in its object")
+            raise _Wrong(path, f"{joined[0]} stands alone in its object")
         inner, below = given[joined[0]], f"{path}.{joined[0]}"
         if joined[0] == "not":
             part = self.read(inner, below, depth + 1)
             return Not(part) if part is not None else None
         if not isinstance(inner, list) or not inner:
-            return self._refuse(below, "write a list of at least one condition")
+            raise _Wrong(below, "write a list of at least one condition")
         parts = [self.read(one, f"{below}[{place}]", depth + 1) for place, one in enumerate(inner[:MOST_CONDITIONS])]
         if len(inner) > MOST_CONDITIONS:
             self._count = MOST_CONDITIONS + 1
         found = tuple(part for part in parts if part is not None)
         return All(found) if joined[0] == "all" else Any_(found)
 
-    def _read_compare(self, given: Mapping[str, Any], path: str) -> Compare | None:
+    def _read_compare(self, given: Mapping[str, Any], path: str) -> Compare:
         for name in given:
             if name not in _MEMBERS:
                 shown = f".{name}" if _PLAIN.fullmatch(name) else ""
-                self._refuse(path + shown, f"a condition has no such member{suggest(name, _MEMBERS)}")
-        kind = self._read_field(given.get("field"), f"{path}.field")
-        op = self._read_op(given.get("op"), f"{path}.op")
-        if kind is None or op is None:
-            return None
+                raise _Wrong(path + shown, f"a condition has no such member{suggest(name, _MEMBERS)}")
+        field, kind = self._read_field(given.get("field"), f"{path}.field")
+        op = _read_op(given.get("op"), f"{path}.op")
         if kind not in _SUITS[op]:
-            return self._refuse(f"{path}.op", f"{op.value} is not for a field of type {kind.value}")
+            raise _Wrong(f"{path}.op", f"{op.value} is not for a field of type {kind.value}")
         otherwise = given.get("otherwise")
         if "otherwise" in given and (op is Op.EXISTS or not isinstance(otherwise, bool)):
-            return self._refuse(f"{path}.otherwise", "true or false, and not with exists, which always has an answer")
+            raise _Wrong(f"{path}.otherwise", "true or false, and not with exists, which always has an answer")
         sources = [name for name in ("value", "valueField", "list") if name in given]
         if op is Op.EXISTS:
-            return self._refuse(f"{path}.{sources[0]}", "exists compares with nothing") if sources else Compare(
-                given["field"], kind, op
-            )  # fmt: skip
+            if sources:
+                raise _Wrong(f"{path}.{sources[0]}", "exists compares with nothing")
+            return Compare(field, kind, op)
         if len(sources) != 1:
-            return self._refuse(path, f"{op.value} needs one of value, valueField and list")
-        return self._read_against(given, kind, op, sources[0], path)
-
-    def _read_against(self, given: Mapping[str, Any], kind: Kind, op: Op, source: str, path: str) -> Compare | None:
-        field, otherwise, here = given["field"], given.get("otherwise"), f"{path}.{source}"
+            raise _Wrong(path, f"{op.value} needs one of value, valueField and list")
+        source, here = sources[0], f"{path}.{sources[0]}"
         if source == "list":
-            if op is not Op.IN or kind is not Kind.STRING:
-                return self._refuse(here, "a list is for in, with a field of type string")
-            name = given["list"]
-            if not isinstance(name, str) or not re.fullmatch(LIST_NAME, name):
-                return self._refuse(here, "write the name of a list")
-            if self._lists is not None and name not in self._lists:
-                return self._refuse(here, f"there is no such list{suggest(name, self._lists)}")
-            return Compare(field, kind, op, list_id=name, otherwise=otherwise)
+            return Compare(field, kind, op, list_id=self._read_list(given["list"], kind, op, here), otherwise=otherwise)
         if source == "valueField":
-            other = self._read_field(given["valueField"], here)
-            if other is None:
-                return None
-            if op not in _BETWEEN_FIELDS:
-                return self._refuse(here, f"{op.value} compares with a value, not with a field")
-            if other is not kind and not {other, kind} <= NUMBERS:
-                return self._refuse(here, f"a field of type {kind.value} is not compared with one of {other.value}")
-            return Compare(field, kind, op, other=given["valueField"], otherwise=otherwise)
-        value = self._read_literal(given["value"], kind, op, here)
-        return None if value is None else Compare(field, kind, op, value=value, otherwise=otherwise)
+            other = self._read_other(given["valueField"], kind, op, here)
+            return Compare(field, kind, op, other=other, otherwise=otherwise)
+        return Compare(field, kind, op, value=_read_literal(given["value"], kind, op, here), otherwise=otherwise)
 
-    def _read_literal(self, given: Any, kind: Kind, op: Op, path: str) -> Value | tuple[Value, ...] | None:
-        if op is Op.IN:
-            return self._read_values(given, kind, path)
-        if op is Op.BETWEEN:
-            if not isinstance(given, list) or len(given) != 2:
-                return self._refuse(path, "between needs the lowest and the highest value")
-            ends = self._read_values(given, kind, path)
-            if ends is not None and ends[0] > ends[1]:  # type: ignore[operator] - both are of the field's kind
-                return self._refuse(path, "the lowest value stands first")
-            return ends
-        value = read_value(given, kind)
-        if value is None:
-            return self._refuse(path, f"write {_WORDS[kind]}")
-        if op is Op.MATCHES:
-            return self._read_pattern(str(value), path)
-        return value
+    def _read_list(self, name: Any, kind: Kind, op: Op, path: str) -> str:
+        if op is not Op.IN or kind is not Kind.STRING:
+            raise _Wrong(path, "a list is for in, with a field of type string")
+        if not isinstance(name, str) or not re.fullmatch(LIST_NAME, name):
+            raise _Wrong(path, "write the name of a list")
+        if self._lists is not None and name not in self._lists:
+            raise _Wrong(path, f"there is no such list{suggest(name, self._lists)}")
+        return name
 
-    def _read_values(self, given: Any, kind: Kind, path: str) -> tuple[Value, ...] | None:
-        if not isinstance(given, list) or not 1 <= len(given) <= MOST_VALUES:
-            return self._refuse(path, f"write a list of 1 to {MOST_VALUES} values")
-        values = [read_value(one, kind) for one in given]
-        for place, value in enumerate(values):
-            if value is None:
-                self._refuse(f"{path}[{place}]", f"write {_WORDS[kind]}")
-                if len(self.faults) >= MOST_FAULTS:
-                    break
-        return None if None in values else tuple(value for value in values if value is not None)
+    def _read_other(self, name: Any, kind: Kind, op: Op, path: str) -> str:
+        other, other_kind = self._read_field(name, path)
+        if op not in _BETWEEN_FIELDS:
+            raise _Wrong(path, f"{op.value} compares with a value, not with a field")
+        if other_kind is not kind and not {other_kind, kind} <= NUMBERS:
+            raise _Wrong(path, f"a field of type {kind.value} is not compared with one of {other_kind.value}")
+        return other
 
-    def _read_pattern(self, pattern: str, path: str) -> str | None:
-        if len(pattern) > MOST_PATTERN:
-            return self._refuse(path, f"a pattern has at most {MOST_PATTERN} characters")
-        try:
-            compile_pattern(pattern)
-        except ValueError as error:
-            return self._refuse(path, f"RE2 refuses the pattern: {error}")
-        return pattern
-
-    def _read_field(self, name: Any, path: str) -> Kind | None:
+    def _read_field(self, name: Any, path: str) -> tuple[str, Kind]:
         if not isinstance(name, str) or not name:
-            return self._refuse(path, "write the name of a field")
+            raise _Wrong(path, "write the name of a field")
         if name not in self._kinds:
-            return self._refuse(path, f"the rule set has no such field{suggest(name, self._kinds)}")
-        return self._kinds[name]
+            raise _Wrong(path, f"the rule set has no such field{suggest(name, self._kinds)}")
+        return name, self._kinds[name]
 
-    def _read_op(self, name: Any, path: str) -> Op | None:
-        known = [op.value for op in Op]
-        if not isinstance(name, str) or name not in known:
-            meant = suggest(name, known) if isinstance(name, str) else ""
-            return self._refuse(path, f"write one of {', '.join(known)}{meant}")
-        return Op(name)
 
-    def _refuse(self, path: str, detail: str) -> None:
-        if len(self.faults) < MOST_FAULTS:
-            self.faults.append(Fault("body", path, detail))
+def _read_op(name: Any, path: str) -> Op:
+    known = [op.value for op in Op]
+    if not isinstance(name, str) or name not in known:
+        meant = suggest(name, known) if isinstance(name, str) else ""
+        raise _Wrong(path, f"write one of {', '.join(known)}{meant}")
+    return Op(name)
+
+
+def _read_literal(given: Any, kind: Kind, op: Op, path: str) -> Value | tuple[Value, ...]:
+    if op is Op.IN:
+        return _read_values(given, kind, path)
+    if op is Op.BETWEEN:
+        if not isinstance(given, list) or len(given) != 2:
+            raise _Wrong(path, "between needs the lowest and the highest value")
+        ends: Any = _read_values(given, kind, path)
+        if ends[0] > ends[1]:
+            raise _Wrong(path, "the lowest value stands first")
+        return tuple(ends)
+    value = read_value(given, kind)
+    if value is None:
+        raise _Wrong(path, f"write {_WORDS[kind]}")
+    return _read_pattern(str(value), path) if op is Op.MATCHES else value
+
+
+def _read_values(given: Any, kind: Kind, path: str) -> tuple[Value, ...]:
+    if not isinstance(given, list) or not 1 <= len(given) <= MOST_VALUES:
+        raise _Wrong(path, f"write a list of 1 to {MOST_VALUES} values")
+    values = []
+    for place, one in enumerate(given):
+        value = read_value(one, kind)
+        if value is None:
+            raise _Wrong(f"{path}[{place}]", f"write {_WORDS[kind]}")
+        values.append(value)
+    return tuple(values)
+
+
+def _read_pattern(pattern: str, path: str) -> str:
+    if len(pattern) > MOST_PATTERN:
+        raise _Wrong(path, f"a pattern has at most {MOST_PATTERN} characters")
+    try:
+        compile_pattern(pattern)
+    except ValueError as error:
+        raise _Wrong(path, f"RE2 refuses the pattern: {error}") from None
+    return pattern

@@ -68,7 +68,7 @@ def test_what_is_read_back_from_the_log_says_the_same(conditions: Any, context: 
 def combine(told: dict[str, Any]) -> str:
     """What a trace says by itself, from its leaves up."""
     if "all" in told or "any" in told:
-        parts = [combine(part) for part in told.get("all", told.get("any"))]
+        parts = [combine(part) for part in told["all" if "all" in told else "any"]]
         strong, weak = ("false", "true") if "all" in told else ("true", "false")
         said = strong if strong in parts else "unknown" if "unknown" in parts else weak
     elif "not" in told:

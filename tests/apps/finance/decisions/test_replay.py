@@ -91,7 +91,7 @@ async def test_a_replay_says_same_or_what_differs(office: Office, dsn: str) -> N
     assert (await office.ask("POST", f"/decisions/{uuid4()}/replay")).status_code == 404
 
 
-MONEY = {"money": {"amount": "amount", "currency": "currency"}}
+MONEY: dict[str, Any] = {"money": {"amount": "amount", "currency": "currency"}}
 
 
 async def test_a_dry_run_tells_the_difference_in_decisions_and_in_money(office: Office, dsn: str) -> None:
