@@ -186,12 +186,17 @@ SELECT duly.uuid7_floor(coalesce(CAST(:since AS timestamptz), duly.now() - inter
 """)
 BOUND_LOCK_WAIT = text("SELECT set_config('lock_timeout', '5s', true)")
 ALLOW_FORGETTING = text("SELECT set_config('decisions.forgetting', 'on', true)")
-CREATE_PARTITIONS = text("SELECT decisions.create_partitions(CAST(duly.now() AT TIME ZONE 'UTC' AS date), :days)")
-DROP_PARTITIONS = text("SELECT decisions.drop_partitions(CAST(duly.now() AT TIME ZONE 'UTC' AS date) - :days)")
+CREATE_PARTITIONS = text(
+    "SELECT decisions.create_partitions(CAST(duly.now() AT TIME ZONE 'UTC' AS date), CAST(:days AS integer))"
+)
+DROP_PARTITIONS = text(
+    "SELECT decisions.drop_partitions(CAST(duly.now() AT TIME ZONE 'UTC' AS date) - CAST(:days AS integer))"
+)
 FORGET_STRAYS = text("""
 WITH gone AS (
     DELETE FROM decisions.log_default WHERE id = ANY(ARRAY(
-        SELECT id FROM decisions.log_default WHERE id < duly.uuid7_floor(duly.now() - make_interval(days => :days))
+        SELECT id FROM decisions.log_default
+        WHERE id < duly.uuid7_floor(duly.now() - make_interval(days => CAST(:days AS integer)))
         ORDER BY id LIMIT :batch))
     RETURNING 1)
 SELECT count(*) FROM gone
@@ -199,7 +204,7 @@ SELECT count(*) FROM gone
 FORGET_BUCKETS = text("""
 WITH gone AS (
     DELETE FROM decisions.buckets WHERE ctid = ANY(ARRAY(
-        SELECT ctid FROM decisions.buckets WHERE start < duly.now() - make_interval(days => :days)
+        SELECT ctid FROM decisions.buckets WHERE start < duly.now() - make_interval(days => CAST(:days AS integer))
         ORDER BY start LIMIT :batch))
     RETURNING 1)
 SELECT count(*) FROM gone
@@ -207,7 +212,7 @@ SELECT count(*) FROM gone
 FORGET_SIGHTINGS = text("""
 WITH gone AS (
     DELETE FROM decisions.sightings WHERE ctid = ANY(ARRAY(
-        SELECT ctid FROM decisions.sightings WHERE seen_at < duly.now() - make_interval(days => :days)
+        SELECT ctid FROM decisions.sightings WHERE seen_at < duly.now() - make_interval(days => CAST(:days AS integer))
         ORDER BY seen_at LIMIT :batch))
     RETURNING 1)
 SELECT count(*) FROM gone
@@ -219,7 +224,7 @@ WITH gone AS (
         SELECT old.id FROM decisions.snapshots old
         JOIN decisions.snapshots following
           ON following.rule_set_id = old.rule_set_id AND following.version = old.version + 1
-        WHERE following.created_at < duly.now() - make_interval(days => :days)
+        WHERE following.created_at < duly.now() - make_interval(days => CAST(:days AS integer))
         ORDER BY old.id LIMIT :batch))
     RETURNING 1)
 SELECT count(*) FROM gone
@@ -227,7 +232,8 @@ SELECT count(*) FROM gone
 FORGET_LIST_VERSIONS = text("""
 WITH gone AS (
     DELETE FROM decisions.list_versions v USING decisions.lists l
-    WHERE l.id = v.list_id AND v.version < l.version AND v.created_at < duly.now() - make_interval(days => :days)
+    WHERE l.id = v.list_id AND v.version < l.version
+      AND v.created_at < duly.now() - make_interval(days => CAST(:days AS integer))
       AND NOT EXISTS (
           SELECT 1 FROM decisions.snapshots s CROSS JOIN LATERAL unnest(s.list_ids, s.list_versions) AS u(id, version)
           WHERE u.id = v.list_id AND u.version = v.version)

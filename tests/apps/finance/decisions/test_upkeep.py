@@ -27,7 +27,7 @@ async def run(db: Database, dsn: str, name: str) -> str:
     """One run of a job, as its schedule would start it; what it said."""
     rows(dsn, "SELECT duly.schedule(%(name)s)", {"name": name})
     await drain(db, app.handlers)
-    said = "SELECT message FROM duly.executions WHERE name = %(name)s ORDER BY completed_at DESC, id DESC LIMIT 1"
+    said = "SELECT message FROM duly.executions WHERE name = %(name)s ORDER BY completed_at DESC, job_id DESC LIMIT 1"
     return str(value(dsn, said, {"name": name}))
 
 
