@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from apps.finance.decisions import facts as reading
@@ -18,7 +18,6 @@ from apps.finance.decisions.model import Matched, Rule, Settings, Unanswered, Ve
 
 ENGINE = "1"
 """The version of what the language means: logged with each decision, and raised when an old log would read otherwise"""
-MOST_MATCHED_LOGGED = 1_000
 
 Test = Callable[[Sequence[Fact]], bool | None]
 
@@ -30,6 +29,7 @@ class CompiledNode:
     node: Node
     test: Test
     parts: tuple[CompiledNode, ...] = ()
+    shown: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +86,17 @@ class CompiledSet:
         told: list[dict[str, Any]] = []
         has_stopped = False
         for rule in self.rules:
-            said = None if has_stopped else rule.test(facts)
             line: dict[str, Any] = {
                 "ruleId": str(rule.rule.id), "version": rule.rule.version, "name": rule.rule.name,
-                "outcome": "not_asked" if has_stopped else _word(said),
             }  # fmt: skip
-            if not has_stopped:
-                line["conditions"] = self._explain(rule.root, facts)
             told.append(line)
-            has_stopped = has_stopped or (said is True and rule.terminate)
+            if has_stopped:
+                line["outcome"] = "not_asked"
+                continue
+            said, line["conditions"] = self._explain(rule.root, facts)
+            line["outcome"] = _WORDS[said]
+            has_stopped = said is True and rule.terminate
         return told
-
-    def explain(self, rule: CompiledRule, recorded: Mapping[str, Any]) -> dict[str, Any]:
-        """What one rule's conditions said."""
-        return self._explain(rule.root, self.read(recorded))
 
     def _compile_rule(self, rule: Rule, lists: Mapping[str, frozenset[str]]) -> CompiledRule:
         root = _compile(rule.conditions, self._slots, lists)
@@ -112,46 +109,55 @@ class CompiledSet:
         }  # fmt: skip
         return Unanswered(rule.rule.id, rule.rule.version, rule.rule.name, lacking)
 
-    def _explain(self, compiled: CompiledNode, facts: Sequence[Fact]) -> dict[str, Any]:
-        said, node = compiled.test(facts), compiled.node
+    def _explain(self, compiled: CompiledNode, facts: Sequence[Fact]) -> tuple[bool | None, dict[str, Any]]:
+        """What a condition says, put together from its parts, none of which is left out."""
+        node = compiled.node
         if isinstance(node, Compare):
-            return self._explain_compare(node, said, facts)
+            return self._explain_compare(node, compiled, facts)
         parts = [self._explain(part, facts) for part in compiled.parts]
+        answers, told = [said for said, _ in parts], [line for _, line in parts]
         if isinstance(node, Not):
-            return {"not": parts[0], "outcome": _word(said)}
-        return {"all" if isinstance(node, All) else "any": parts, "outcome": _word(said)}
+            said = None if answers[0] is None else not answers[0]
+            return said, {"not": told[0], "outcome": _WORDS[said]}
+        is_all = isinstance(node, All)
+        said = (not is_all) if (not is_all) in answers else None if None in answers else is_all
+        return said, {"all" if is_all else "any": told, "outcome": _WORDS[said]}
 
-    def _explain_compare(self, node: Compare, said: bool | None, facts: Sequence[Fact]) -> dict[str, Any]:
-        fact = facts[self._slots[node.field]]
-        line: dict[str, Any] = {"field": node.field, "op": node.op.value, "outcome": _word(said)}
-        sides = [fact] if node.other is None else [fact, facts[self._slots[node.other]]]
-        reasons = [side.reason for side in sides if isinstance(side, Absent)]
-        if reasons and node.op is not Op.EXISTS:
-            line["reason"] = reasons[0]
+    def _explain_compare(
+        self, node: Compare, compiled: CompiledNode, facts: Sequence[Fact]
+    ) -> tuple[bool | None, dict[str, Any]]:
+        said, fact = compiled.test(facts), facts[self._slots[node.field]]
+        line = {**compiled.shown, "outcome": _WORDS[said]}
+        absent = fact if isinstance(fact, Absent) or node.other is None else facts[self._slots[node.other]]
+        if isinstance(absent, Absent) and node.op is not Op.EXISTS:
+            line["reason"] = absent.reason
             if said is None:
-                line["outcome"] = reasons[0]
+                line["outcome"] = absent.reason
         if not isinstance(fact, Absent):
             line["fact"] = reading.show(fact)
-        if node.list_id is not None:
-            line["list"] = node.list_id
-        elif node.other is not None:
-            line["valueField"] = node.other
-        elif node.op is not Op.EXISTS:
-            line["value"] = _show_value(node.value)
-        return line
+        return said, line
 
 
-def _word(said: bool | None) -> str:
-    return "unknown" if said is None else "true" if said else "false"
+_WORDS: Mapping[bool | None, str] = {None: "unknown", True: "true", False: "false"}
 
 
-def _show_value(value: Any) -> Any:
-    return [reading.show(one) for one in value] if isinstance(value, tuple) else reading.show(value)
+def _show_compare(node: Compare) -> dict[str, Any]:
+    """What a trace says of a comparison, whatever the facts are."""
+    shown: dict[str, Any] = {"field": node.field, "op": node.op.value}
+    if node.list_id is not None:
+        shown["list"] = node.list_id
+    elif node.other is not None:
+        shown["valueField"] = node.other
+    elif isinstance(node.value, tuple):
+        shown["value"] = [reading.show(one) for one in node.value]
+    elif node.value is not None:
+        shown["value"] = reading.show(node.value)
+    return shown
 
 
 def _compile(node: Node, slots: Mapping[str, int], lists: Mapping[str, frozenset[str]]) -> CompiledNode:
     if isinstance(node, Compare):
-        return CompiledNode(node, _compile_compare(node, slots, lists))
+        return CompiledNode(node, _compile_compare(node, slots, lists), shown=_show_compare(node))
     if isinstance(node, Not):
         part = _compile(node.part, slots, lists)
         return CompiledNode(node, _negate(part.test), (part,))

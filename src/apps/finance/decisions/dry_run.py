@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -13,6 +14,7 @@ from uuid import UUID
 from apps.finance.decisions import service, store
 from apps.finance.decisions.compiled import CompiledSet
 from apps.finance.decisions.language import read_decimal
+from apps.finance.decisions.loading import Loaded
 from apps.finance.decisions.model import Outcome, Settings, Verdict
 from duly import Tx
 
@@ -89,15 +91,21 @@ async def dry_run(
         rows = await store.find_facts(
             tx, rule_set_id=record.rule_set_id, since=first, before=at, limit=min(BATCH, left)
         )  # fmt: skip
-        for decision_id, facts, recorded in rows:
-            now, then = in_force.compiled.decide(facts), candidate.decide(facts)
-            _compare(result, rule_id, decision_id, (recorded, now, then), _money(in_force.settings, facts))
-            at = decision_id
+        await asyncio.to_thread(_decide, result, rule_id, in_force, candidate, rows)  # others are served meanwhile
+        at = rows[-1][0] if rows else at
         left -= len(rows)
         if len(rows) < BATCH:
             break
     result.next = at if left <= 0 else None
     return result
+
+
+def _decide(
+    result: DryRun, rule_id: UUID, in_force: Loaded, candidate: CompiledSet, rows: Sequence[tuple[UUID, Any, str]]
+) -> None:
+    for decision_id, facts, recorded in rows:
+        said = (recorded, in_force.compiled.decide(facts), candidate.decide(facts))
+        _compare(result, rule_id, decision_id, said, _money(in_force.settings, facts))
 
 
 def _compare(

@@ -51,7 +51,7 @@ class Cache:
         return self._loaded.get(snapshot_id) if snapshot_id else None
 
     async def load(self, tx: Tx, snapshot_id: UUID, *, is_current: bool = False) -> Loaded:
-        """A snapshot, compiled at most once while it is in use."""
+        """A snapshot, compiled when it is used for the first time."""
         found = self._loaded.get(snapshot_id)
         if found is None:
             snapshot = await store.find_snapshot(tx, snapshot_id)

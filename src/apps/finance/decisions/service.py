@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -114,7 +115,8 @@ def _ask(loaded: Loaded, recorded: dict[str, Any]) -> list[tuple[Velocity, dict[
     for velocity in loaded.settings.velocity:
         if velocity.name not in loaded.compiled.names:
             continue
-        needed = [*velocity.by, *([velocity.of] if velocity.include_current and velocity.of else [])]
+        own = velocity.of if velocity.include_current and velocity.function is not Function.COUNT else None
+        needed = [*velocity.by, *([own] if own else [])]
         values = reading.read(kinds, needed, recorded)
         lacking = [value for value in values if isinstance(value, reading.Absent)]
         if lacking:
@@ -122,7 +124,7 @@ def _ask(loaded: Loaded, recorded: dict[str, Any]) -> list[tuple[Velocity, dict[
                 recorded[velocity.name] = None if lacking[0] is reading.NULL else {WRONG_TYPE: "key"}
             continue
         parts = [str(value) for value in values[: len(velocity.by)]]
-        current = values[-1] if velocity.include_current and velocity.of else None
+        current = values[-1] if own else None
         is_distinct = velocity.function is Function.DISTINCT and current is not None
         asked.append(
             (
@@ -352,7 +354,8 @@ async def _check(tx: Tx, loaded: Loaded, written: Mapping[str, Any]) -> dict[str
 
 async def _analyse(tx: Tx, loaded: Loaded, written: RuleVersion) -> list[Finding]:
     rule, lists = await join(tx, loaded, written)
-    return analyse(rule, loaded.rules, settings=loaded.settings, lists=lists)
+    # Among many rules this takes a while, and evaluations in the same process should not wait for it.
+    return await asyncio.to_thread(analyse, rule, loaded.rules, settings=loaded.settings, lists=lists)
 
 
 async def join(tx: Tx, loaded: Loaded, written: RuleVersion) -> tuple[Rule, Mapping[str, frozenset[str]]]:

@@ -117,33 +117,13 @@ WHERE s.list_ids @> ARRAY[CAST(:id AS text)] ORDER BY r.id
 """)
 # The first statement of every evaluation.
 FIND_CURRENT = text("SELECT snapshot_id, duly.now() AS now FROM decisions.rule_sets WHERE id = :id")
-# The same with the velocity facts. A window begins at a whole minute: minutes up to the next whole hour, then hours.
+# The same with the velocity facts.
 FIND_CURRENT_WITH_VELOCITY = text("""
 SELECT r.snapshot_id, n.now, ARRAY(
-    SELECT CASE f.function
-        WHEN 'distinct' THEN (
-            SELECT count(*) FROM (
-                SELECT 1 FROM decisions.sightings g
-                WHERE g.stream = f.stream AND g.key = f.key AND g.seen_at >= w.since
-                  AND (f.excluded IS NULL OR g.value <> f.excluded)
-                LIMIT :most_distinct) AS seen)
-        ELSE (
-            SELECT CASE f.function WHEN 'count' THEN sum(b.count) WHEN 'sum' THEN sum(b.total) ELSE max(b.largest) END
-            FROM (
-                SELECT m.count, m.total, m.largest FROM decisions.buckets m
-                WHERE m.stream = f.stream AND m.key = f.key AND m.width = 'minute'
-                  AND m.start >= w.since AND m.start < w.first_hour
-                UNION ALL
-                SELECT h.count, h.total, h.largest FROM decisions.buckets h
-                WHERE h.stream = f.stream AND h.key = f.key AND h.width = 'hour' AND h.start >= w.first_hour
-            ) AS b)
-        END
+    SELECT decisions.measure(f.function, f.stream, f.key, f.seconds, f.excluded, n.now, CAST(:most_distinct AS integer))
     FROM unnest(CAST(:functions AS text[]), CAST(:streams AS text[]), CAST(:keys AS text[]),
                 CAST(:windows AS integer[]), CAST(:excluded AS text[]))
          WITH ORDINALITY AS f(function, stream, key, seconds, excluded, place)
-    CROSS JOIN LATERAL (SELECT date_trunc('minute', n.now - make_interval(secs => f.seconds), 'UTC')) AS s(since)
-    CROSS JOIN LATERAL (
-        SELECT s.since, date_trunc('hour', s.since + interval '59 minutes 59 seconds', 'UTC')) AS w(since, first_hour)
     ORDER BY f.place) AS velocity
 FROM decisions.rule_sets r CROSS JOIN (SELECT duly.now()) AS n(now)
 WHERE r.id = :id

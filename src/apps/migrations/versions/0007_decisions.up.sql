@@ -134,6 +134,42 @@ CREATE TABLE decisions.sightings (
 CREATE INDEX sightings_of_a_key ON decisions.sightings (stream, key, seen_at);
 CREATE INDEX sightings_seen ON decisions.sightings (seen_at);
 
+-- One velocity fact. A window begins at a whole minute: minutes up to the next whole hour, then hours. In a function, so
+-- that its plans are made once a session: planning it with every evaluation would take as long as running it.
+CREATE FUNCTION decisions.measure(
+    function text, in_stream text, of_key text, seconds integer, excluded text, now timestamptz, most_distinct integer
+) RETURNS numeric
+LANGUAGE plpgsql STABLE
+AS $$
+DECLARE
+    since timestamptz := date_trunc('minute', now - make_interval(secs => seconds), 'UTC');
+    first_hour timestamptz := date_trunc('hour', since + interval '59 minutes 59 seconds', 'UTC');
+    counted numeric;
+    total numeric;
+    largest numeric;
+BEGIN
+    IF function = 'distinct' THEN
+        SELECT count(*) INTO counted FROM (
+            SELECT 1 FROM decisions.sightings g
+            WHERE g.stream = in_stream AND g.key = of_key AND g.seen_at >= since
+              AND (excluded IS NULL OR g.value <> excluded)
+            LIMIT most_distinct) AS seen;
+        RETURN counted;
+    END IF;
+    SELECT coalesce(sum(b.count), 0), coalesce(sum(b.total), 0), coalesce(max(b.largest), 0)
+    INTO counted, total, largest
+    FROM (
+        SELECT m.count, m.total, m.largest FROM decisions.buckets m
+        WHERE m.stream = in_stream AND m.key = of_key AND m.width = 'minute'
+          AND m.start >= since AND m.start < first_hour
+        UNION ALL
+        SELECT h.count, h.total, h.largest FROM decisions.buckets h
+        WHERE h.stream = in_stream AND h.key = of_key AND h.width = 'hour' AND h.start >= first_hour
+    ) AS b;
+    RETURN CASE function WHEN 'count' THEN counted WHEN 'sum' THEN total ELSE largest END;
+END
+$$;
+
 -- What was written of the past stays as it was. Only the clean-up deletes, and says so in its transaction.
 CREATE FUNCTION decisions.keep_history() RETURNS trigger
 LANGUAGE plpgsql
