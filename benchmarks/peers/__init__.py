@@ -140,6 +140,12 @@ def prepare(name: str, cache: Path) -> Peer:
     return replace(peer, version=version, language=language)
 
 
+def install(name: str, cache: Path) -> Path:
+    """Install what is in a lock but is no queue; the Python of its environment. Raises Unavailable."""
+    _make_venv(name, cache, _find_python((3, 11)))
+    return _python(name, cache)
+
+
 def measure(
     name: str,
     figure: str,

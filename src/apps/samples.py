@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -15,6 +16,8 @@ from apps.commerce import service as commerce
 from apps.commerce.events import ORDERS
 from apps.commerce.model import LAST_NET, PAYMENT_WINDOW, Line, Order
 from apps.currencies.service import SYNC
+from apps.finance.decisions import service as decisions
+from apps.finance.decisions.model import Observation
 from apps.finance.ledger import service as ledger
 from apps.finance.ledger.model import AccountType, Direction, NewEntry, Posting, Transaction
 from apps.quality import service as quality
@@ -71,6 +74,17 @@ TEA, CUP, KETTLE = (
     Line("cup-blue", 1, Decimal("0.10")),
     Line("kettle", 1, Decimal("249.00")),
 )
+SCREENING = "payment-screening"
+RULES: list[tuple[str, dict[str, Any], str, bool]] = [
+    ("Large", {"field": "amount", "op": "gt", "value": "10000.00"}, "REVIEW", True),
+    ("Watched payee", {"field": "to", "op": "in", "list": "watched-accounts"}, "REJECT", True),
+    ("Many payees", {"field": "payees24h", "op": "gt", "value": 3}, "REVIEW", True),
+    ("Stricter limit", {"field": "paid24h", "op": "gt", "value": "5000.00"}, "REVIEW", False),
+]
+PAYMENTS = [
+    (Decimal("120.00"), "acc-2"), (Decimal("15000.00"), "acc-2"), (Decimal("10.00"), "acc-13"),
+    (Decimal("60.00"), "acc-3"), (Decimal("70.00"), "acc-4"),
+]  # fmt: skip
 PRODUCTS = ["Lathe 12", "Espresso machine", "Forklift, yellow", "Cargo bicycle"]
 PEOPLE = [
     ("Ada", "Kowalska", date(1990, 6, 15), "Europe/Warsaw"),
@@ -135,6 +149,7 @@ async def load(tx: Tx) -> None:
     await _register_people(tx)
     await _load_commerce(tx)
     await _load_ledger(tx)
+    await _load_decisions(tx)
     for name, cron in (("samples.live", "* * * * *"), ("samples.fail", "*/30 * * * *")):
         await seed_schedule(
             tx, name=name, cron=cron, timezone="UTC", max_retries=1, misfire="skip", payload={}, actor="samples"
@@ -197,6 +212,26 @@ async def _load_commerce(tx: Tx) -> None:
     now: datetime = (await tx.execute(READ_NOW)).scalar_one()
     for days in range(7):
         await schedule(tx, SYNC, f"sample-{days}", now - timedelta(days=days))
+
+
+async def _load_decisions(tx: Tx) -> None:
+    """Rules that screen payments, one that nobody has activated yet, and some decisions to look at."""
+    await decisions.put_list(tx, "watched-accounts", members=["acc-13", "acc-66"], actor="sample-admin")
+    for name, conditions, outcome, is_active in RULES:
+        written = {
+            "name": name, "conditions": conditions, "priority": 0, "terminate": False, "action": {"decision": outcome},
+        }  # fmt: skip
+        rule, _ = await decisions.create_rule(tx, SCREENING, written=written, actor="sample-admin")
+        if is_active:
+            await decisions.activate_rule(
+                tx, rule.id, version=None, acknowledge_warnings=False, actor="sample-admin"
+            )  # fmt: skip
+    for number, (amount, payee) in enumerate(PAYMENTS):
+        facts = {"amount": amount, "currency": "PLN", "from": "acc-1", "to": payee, "paymentId": f"sample-{number}"}
+        await decisions.evaluate(tx, SCREENING, facts, subject=f"sample-{number}")
+        await decisions.observe(
+            tx, Observation("payments", ("acc-1",), amount, payee), Observation("payments", ("acc-1", "PLN"), amount)
+        )
 
 
 async def _place(tx: Tx, *, customer: str, minutes: int) -> Order:

@@ -15,6 +15,8 @@ from apps.commerce import workers as commerce_workers
 from apps.currencies import api as currencies_api
 from apps.currencies import console as currencies_console
 from apps.currencies import workers as currencies_workers
+from apps.finance.decisions import api as decisions_api
+from apps.finance.decisions import workers as decisions_workers
 from apps.finance.ledger import api as ledger_api
 from apps.finance.ledger import workers as ledger_workers
 from apps.quality import api as quality_api
@@ -47,6 +49,9 @@ commerce_workers.register(app)
 app.include_router(currencies_api.router)
 currencies_workers.register(app)
 app.include_router(nbp.create_router(), development_only=True)
+
+app.include_router(decisions_api.router)
+decisions_workers.register(app)
 
 app.include_router(ledger_api.router)
 ledger_workers.register(app)

@@ -18,7 +18,7 @@ from apps.wiring import app
 from duly.auth.issuer import Issuer
 from duly.settings import Settings
 from duly.testing import TestServer
-from tests.apps.test_rights import NEW_ACCOUNT, NEW_ORDER, NEW_SUBSCRIPTION, NEW_USER, RIGHTS
+from tests.apps.test_rights import NEW_ACCOUNT, NEW_ORDER, NEW_RULE, NEW_SUBSCRIPTION, NEW_USER, RIGHTS
 from tests.engine.cli.commands import environment, free_port, running, status, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -40,6 +40,8 @@ KNOWS_MORE_THAN_A_SCHEMA = {
     "POST /v1/webhooks/subscriptions/{subscription_id}/rotate",
     "POST /v1/webhooks/subscriptions/{subscription_id}/redeliver",
 }  # fmt: skip
+# What a condition may be, which fields there are, which dates are before which, and what cannot be stored.
+KNOWS_MORE_THAN_A_SCHEMA |= {label for label in OPERATIONS if "/v1/decision/" in label}
 CASES = [(label, GenerationMode.POSITIVE) for label in OPERATIONS]
 CASES += [(label, GenerationMode.NEGATIVE) for label in OPERATIONS if label not in WITHOUT_ARGUMENTS]
 
@@ -95,10 +97,17 @@ def _existing(url: str, headers: dict[str, str]) -> dict[str, str]:
     debit, credit = make("/v1/accounts", NEW_ACCOUNT), make("/v1/accounts", NEW_ACCOUNT)
     lines = [{"accountId": a, "amount": "9.00", "direction": d} for a, d in ((debit, "DEBIT"), (credit, "CREDIT"))]
     order = make("/v1/orders", NEW_ORDER)
+    httpx2.put(f"{url}/v1/decision/lists/some", json={"members": ["a"]}, headers=headers).raise_for_status()
+    question = {"ruleSetId": "payment-screening", "context": {"amount": "5"}}
+    decided = httpx2.post(f"{url}/v1/decision/evaluate", json=question, headers=headers).json()
     return {
         "account_id": debit,
         "transaction_id": make("/v1/transactions", {"reference": "sample", "entries": lines}),
         "hold_id": make(f"/v1/accounts/{debit}/holds", {"amount": "1.00", "reference": "sample"}),
+        "rule_id": make("/v1/decision/rules", NEW_RULE),
+        "rule_set_id": "aml-screening",
+        "list_id": "some",
+        "decision_id": str(decided["id"]),
         "subscription_id": subscription,
         "delivery_id": str(tested["id"]),
         "order_id": order,

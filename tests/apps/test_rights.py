@@ -51,6 +51,13 @@ NO_POSTER, NO_REVERSER = ("LEDGER_READER", "LEDGER_WRITER", "LEDGER_REVERSER"), 
 NOWHERE = frozenset({422})  # its accounts are not there
 NEW_ENTRIES = [{"accountId": str(uuid4()), "amount": "1.00", "direction": one} for one in ("DEBIT", "CREDIT")]
 NEW_TRANSACTION = {"reference": "r", "entries": NEW_ENTRIES}
+RULES = ("DECISION_ADMIN",)
+NEW_RULE = {
+    "ruleSetId": "payment-screening", "name": "Large", "action": {"decision": "REVIEW"},
+    "conditions": {"field": "amount", "op": "gt", "value": "1000.00"},
+}  # fmt: skip
+CHANGED_RULE = {name: part for name, part in NEW_RULE.items() if name != "ruleSetId"}
+CHANGED_SET = {"description": "d", "settings": {"fields": {"amount": "decimal"}}}
 RIGHTS: dict[tuple[str, str], Right] = {
     ("POST", "/v1/accounts"): Right("ledger:write", WRITER, ("LEDGER_READER", "LEDGER_POSTER"), NEW_ACCOUNT),
     ("GET", "/v1/accounts"): Right("ledger:read", LEDGER),
@@ -117,6 +124,27 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ),
     ("GET", "/v1/webhooks/deliveries/{delivery_id}"): Right("webhooks", WEBHOOKS),
     ("POST", "/v1/webhooks/deliveries/{delivery_id}/redeliver"): Right("webhooks", WEBHOOKS),
+    ("POST", "/v1/decision/evaluate"): Right(
+        "decision:evaluate", body={"ruleSetId": "payment-screening", "context": {}}
+    ),
+    ("GET", "/v1/decision/decisions"): Right("decision:admin", RULES, expected=frozenset({400})),
+    ("GET", "/v1/decision/decisions/{decision_id}"): Right("decision:admin", RULES),
+    ("POST", "/v1/decision/decisions/{decision_id}/replay"): Right("decision:admin", RULES),
+    ("POST", "/v1/decision/rules"): Right("decision:admin", RULES, body=NEW_RULE),
+    ("GET", "/v1/decision/rules"): Right("decision:admin", RULES),
+    ("GET", "/v1/decision/rules/{rule_id}"): Right("decision:admin", RULES),
+    ("PUT", "/v1/decision/rules/{rule_id}"): Right("decision:admin", RULES, body=CHANGED_RULE),
+    ("GET", "/v1/decision/rules/{rule_id}/versions"): Right("decision:admin", RULES),
+    ("POST", "/v1/decision/rules/{rule_id}/activate"): Right("decision:admin", RULES, body={}),
+    ("POST", "/v1/decision/rules/{rule_id}/deprecate"): Right("decision:admin", RULES),
+    ("POST", "/v1/decision/rules/{rule_id}/dry-run"): Right("decision:admin", RULES, body={}),
+    ("POST", "/v1/decision/rule-sets"): Right("decision:admin", RULES, body={"id": "new", **CHANGED_SET}),
+    ("GET", "/v1/decision/rule-sets"): Right("decision:admin", RULES),
+    ("GET", "/v1/decision/rule-sets/{rule_set_id}"): Right("decision:admin", RULES),
+    ("PUT", "/v1/decision/rule-sets/{rule_set_id}"): Right("decision:admin", RULES, body=CHANGED_SET),
+    ("GET", "/v1/decision/lists"): Right("decision:admin", RULES),
+    ("GET", "/v1/decision/lists/{list_id}"): Right("decision:admin", RULES),
+    ("PUT", "/v1/decision/lists/{list_id}"): Right("decision:admin", RULES, body={"members": []}),
     ("POST", "/user"): Right("users", body=NEW_USER),
     ("GET", "/user/{user_id}"): Right("users"),
     ("PUT", "/user/{user_id}"): Right("users", body={"timezone": "Asia/Tokyo"}),

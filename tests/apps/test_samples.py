@@ -43,3 +43,12 @@ async def test_commerce_has_orders_in_every_state_and_the_rates_of_a_week(
     ]  # fmt: skip
     check_consistent(dsn)
     assert count(dsn, "transfers.products") == 4
+
+
+async def test_payments_are_screened_by_rules_that_one_can_look_at(db: Database, dsn: str) -> None:
+    """F11, F12: rules in two states, and decisions of each kind."""
+    await db.run(samples.load)
+    by_status = "SELECT status, count(*) FROM decisions.rules GROUP BY 1 ORDER BY 1"
+    assert rows(dsn, by_status) == [("ACTIVE", 3), ("DRAFT", 1)]
+    decided = [decision for (decision,) in rows(dsn, "SELECT decision FROM decisions.log ORDER BY facts->>'paymentId'")]
+    assert decided == ["APPROVE", "REVIEW", "REJECT", "APPROVE", "REVIEW"]

@@ -27,7 +27,8 @@ for _name in sorted(STORES):
     METADATA[_metadata.schema] = _metadata
 TABLES = """
 SELECT c.relname, c.oid FROM pg_class c
-WHERE c.relnamespace = CAST(%(schema)s AS regnamespace) AND c.relkind IN ('r', 'p') ORDER BY 1
+WHERE c.relnamespace = CAST(%(schema)s AS regnamespace) AND c.relkind IN ('r', 'p')
+  AND c.relname !~ '_p[0-9]{8}$' ORDER BY 1
 """
 SCHEMAS = "SELECT nspname FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema|public$)' ORDER BY 1"
 OWN = app.migrations[0]

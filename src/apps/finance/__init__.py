@@ -1,1 +1,1 @@
-"""The financial core: the ledger, decisions and payments; calls go down, never up."""
+"""The financial core: ledger, decisions, payments, compliance."""

@@ -1,0 +1,1 @@
+"""Decisions: rules that people write, compiled, explained, logged and replayed (F11, F12)."""

@@ -1,0 +1,2 @@
+DELETE FROM duly.schedules WHERE name IN ('decisions.keep-partitions', 'decisions.forget');
+DROP SCHEMA decisions CASCADE;
