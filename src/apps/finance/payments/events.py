@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 from pydantic.alias_generators import to_camel
 
 from duly import EventBody
@@ -19,8 +19,8 @@ class PaymentCreated(EventBody, type="payment.created", topic=TOPIC, aggregate="
 
     model_config = CAMEL
     payment_id: UUID
-    from_account_id: UUID = Field(alias="from")
-    to_account_id: UUID = Field(alias="to")
+    from_account_id: UUID
+    to_account_id: UUID
     amount: str
     currency: str
     transaction_id: UUID
@@ -31,8 +31,8 @@ class PaymentRejected(EventBody, type="payment.rejected", topic=TOPIC, aggregate
 
     model_config = CAMEL
     payment_id: UUID
-    from_account_id: UUID = Field(alias="from")
-    to_account_id: UUID = Field(alias="to")
+    from_account_id: UUID
+    to_account_id: UUID
     amount: str
     currency: str
     reason: str
@@ -44,8 +44,8 @@ class PaymentPendingReview(EventBody, type="payment.pending_review", topic=TOPIC
 
     model_config = CAMEL
     payment_id: UUID
-    from_account_id: UUID = Field(alias="from")
-    to_account_id: UUID = Field(alias="to")
+    from_account_id: UUID
+    to_account_id: UUID
     amount: str
     currency: str
     decision_id: UUID

@@ -73,6 +73,13 @@ class Source(StrEnum):
     CALLBACK = "callback"
 
 
+class Delivery(StrEnum):
+    """Whether a payment that is being processed is to be sent, or being sent; otherwise the bank has it."""
+
+    DUE = "DUE"
+    UNDER_WAY = "UNDER_WAY"
+
+
 class Verdict(StrEnum):
     """What else may follow than a move."""
 
@@ -187,7 +194,7 @@ class Payment:
     retryable: bool = False
     next_retry_at: datetime | None = None
     attempts: int = 0
-    is_sending: bool = False
+    delivery: Delivery | None = None
     sent_at: datetime | None = None
     provider_ref: str | None = None
     decision_id: UUID | None = None
@@ -205,7 +212,7 @@ class Payment:
         """In another state, with what belongs to that state and nothing else."""
         return replace(
             self, state=state, reason=reason, retryable=next_retry_at is not None, next_retry_at=next_retry_at,
-            is_sending=False,
+            delivery=None,
         )  # fmt: skip
 
 
@@ -276,7 +283,7 @@ def hear(payment: Payment, heard: Heard, *, now: datetime) -> Payment | Verdict:
     if isinstance(follows, State):
         return _with_reference(payment, heard).move(follows, reason=_reason(follows, heard))
     if follows is Verdict.STAY and payment.is_open and heard.report is Report.PENDING:
-        noted = replace(_with_reference(payment, heard), is_sending=False)
+        noted = replace(_with_reference(payment, heard), delivery=None)
         return noted if noted != payment else Verdict.STAY
     return follows
 

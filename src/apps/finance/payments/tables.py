@@ -37,7 +37,7 @@ payments = Table(
     Column("retryable", Boolean, nullable=False, server_default=text("false")),
     Column("next_retry_at", _Moment),
     Column("attempts", SmallInteger, nullable=False, server_default=text("0")),
-    Column("is_sending", Boolean, nullable=False, server_default=text("false")),
+    Column("delivery", Text),
     Column("sent_at", _Moment),
     Column("initiated_by", Text, nullable=False),
     Column("provider", Text, nullable=False),
@@ -73,8 +73,10 @@ payments = Table(
     CheckConstraint("retryable = (next_retry_at IS NOT NULL)", name="payments_retry_has_its_time"),
     CheckConstraint("attempts BETWEEN 0 AND 7", name="payments_attempts_are_few"),
     CheckConstraint("(attempts > 0) = (sent_at IS NOT NULL)", name="payments_attempt_has_its_time"),
+    CheckConstraint("delivery IN ('DUE', 'UNDER_WAY')", name="payments_delivery_is_known"),
     CheckConstraint(
-        "NOT is_sending OR (state = 'PROCESSING' AND attempts > 0)", name="payments_sending_is_processing"
+        "delivery IS NULL OR (state = 'PROCESSING' AND (delivery = 'DUE' OR attempts > 0))",
+        name="payments_delivery_is_processing",
     ),
     CheckConstraint(
         "(transaction_id IS NOT NULL) = (retryable OR state IN ('PROCESSING', 'UNKNOWN', 'RETURNING', 'COMPLETED', "
@@ -124,7 +126,7 @@ history = Table(
     CheckConstraint("length(cause) BETWEEN 1 AND 50", name="history_cause_is_short"),
     CheckConstraint("length(detail) BETWEEN 1 AND 500", name="history_detail_is_short"),
     CheckConstraint(
-        f"from_state = to_state OR (coalesce(from_state, '') || '>' || to_state) IN ({_CHANGES})",
+        f"coalesce(from_state, '') = to_state OR (coalesce(from_state, '') || '>' || to_state) IN ({_CHANGES})",
         name="history_change_is_possible",
     ),
 )

@@ -13,7 +13,7 @@ CREATE TABLE payments.payments (
     retryable        boolean NOT NULL DEFAULT false,
     next_retry_at    timestamptz,
     attempts         smallint NOT NULL DEFAULT 0,
-    is_sending       boolean NOT NULL DEFAULT false,
+    delivery         text,
     sent_at          timestamptz,
     initiated_by     text NOT NULL,
     provider         text NOT NULL,
@@ -45,7 +45,9 @@ CREATE TABLE payments.payments (
     CONSTRAINT payments_retry_has_its_time CHECK (retryable = (next_retry_at IS NOT NULL)),
     CONSTRAINT payments_attempts_are_few CHECK (attempts BETWEEN 0 AND 7),
     CONSTRAINT payments_attempt_has_its_time CHECK ((attempts > 0) = (sent_at IS NOT NULL)),
-    CONSTRAINT payments_sending_is_processing CHECK (NOT is_sending OR (state = 'PROCESSING' AND attempts > 0)),
+    CONSTRAINT payments_delivery_is_known CHECK (delivery IN ('DUE', 'UNDER_WAY')),
+    CONSTRAINT payments_delivery_is_processing CHECK
+        (delivery IS NULL OR (state = 'PROCESSING' AND (delivery = 'DUE' OR attempts > 0))),
     CONSTRAINT payments_under_way_are_posted CHECK
         ((transaction_id IS NOT NULL)
          = (retryable OR state IN ('PROCESSING', 'UNKNOWN', 'RETURNING', 'COMPLETED', 'PERMANENTLY_FAILED'))),
@@ -78,7 +80,7 @@ CREATE TABLE payments.history (
     CONSTRAINT history_begins_once CHECK ((number = 1) = (from_state IS NULL) AND number >= 1),
     CONSTRAINT history_cause_is_short CHECK (length(cause) BETWEEN 1 AND 50),
     CONSTRAINT history_detail_is_short CHECK (length(detail) BETWEEN 1 AND 500),
-    CONSTRAINT history_change_is_possible CHECK (from_state = to_state OR (coalesce(from_state, '') || '>' || to_state) IN (
+    CONSTRAINT history_change_is_possible CHECK (coalesce(from_state, '') = to_state OR (coalesce(from_state, '') || '>' || to_state) IN (
         '>REJECTED', '>PENDING_REVIEW', '>PROCESSING', '>FAILED',
         'PENDING_REVIEW>PROCESSING', 'PENDING_REVIEW>REJECTED', 'PENDING_REVIEW>FAILED',
         'PROCESSING>UNKNOWN', 'PROCESSING>FAILED', 'PROCESSING>COMPLETED', 'PROCESSING>PERMANENTLY_FAILED',
