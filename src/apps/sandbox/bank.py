@@ -1,4 +1,4 @@
-"""A bank that speaks the protocol of docs/howto/payments.md: it accepts, declines, is busy, loses its answers, and calls.
+"""A bank that speaks the protocol of docs/howto/payments.md: accepts, declines, is busy, loses answers, and calls.
 
 The last two digits of an amount say how it behaves; ``PUT /sandbox/bank/mode`` says it for the next requests. It keeps
 what it has charged, by key, so that one can see that nothing was charged twice: ``GET /sandbox/bank/charges``.

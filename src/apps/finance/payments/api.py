@@ -233,7 +233,9 @@ def create_router(development_secrets: Mapping[str, str], *, provider: str) -> R
         payment, history = await service.read_payment(tx, payment_id)
         return PaymentDetail.model_validate({**_values(payment), "history": [_show_line(line) for line in history]})
 
-    @router.post("/webhooks/payments/{provider_id}", openapi_extra={"x-idempotent": False, "requestBody": CALLBACK_BODY})
+    @router.post(
+        "/webhooks/payments/{provider_id}", openapi_extra={"x-idempotent": False, "requestBody": CALLBACK_BODY}
+    )
     async def receive_callback(
         provider_id: str, received: Annotated[Received, Depends(receive)], tx: RequestTx
     ) -> CallbackView:
@@ -271,7 +273,7 @@ def _without_cover(payment: Payment, request: Request, headers: Mapping[str, str
         instance=f"urn:uuid:{correlation_id}" if correlation_id else "",
     )  # fmt: skip
     members = {"paymentId": str(payment.id), "state": payment.state.value, "reason": payment.reason}
-    return JSONResponse({**json.loads(said.body), **members}, 422, headers=dict(headers), media_type=MEDIA_TYPE)
+    return JSONResponse({**json.loads(bytes(said.body)), **members}, 422, headers=dict(headers), media_type=MEDIA_TYPE)
 
 
 def _show(payment: Payment) -> PaymentView:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -39,6 +40,12 @@ from duly.operate.alerts import raise_alert
 
 log = structlog.get_logger("apps.payments")
 SEND, ASK, RETURN, EXPIRE_REVIEW = "payments.send", "payments.ask", "payments.return", "payments.expire-review"
+FACTS: dict[State, type[EventBody]] = {
+    State.PROCESSING: events.PaymentCreated, State.REJECTED: events.PaymentRejected,
+    State.PENDING_REVIEW: events.PaymentPendingReview, State.UNKNOWN: events.PaymentUnknown,
+    State.FAILED: events.PaymentFailed, State.COMPLETED: events.PaymentCompleted,
+    State.PERMANENTLY_FAILED: events.PaymentPermanentlyFailed,
+}  # fmt: skip
 
 
 async def apply(tx: Tx, was: Payment, after: Payment, *, cause: str, detail: str | None = None) -> Payment:
@@ -83,14 +90,11 @@ async def post(tx: Tx, values: dict[str, Any], payer: Account, *, now: datetime)
     lines = [NewEntry(payer.id, amount, lowers, covered=True), NewEntry(payee_id, amount, raises)]
     transaction = await ledger.post(tx, Posting(f"payment {values['id']}", lines))
     incoming: UUID | None = None
-    try:
-        incoming = (
-            await ledger.place_hold(
-                tx, payee_id, amount=amount, reference=f"payment {values['id']} incoming", until=now + LONGEST_HOLD
-            )
-        ).id
-    except InsufficientFunds:
-        pass  # it is overdrawn and may be: whatever it spends, the money can go back
+    with contextlib.suppress(InsufficientFunds):  # it is overdrawn and may be: the money can go back in any case
+        hold = await ledger.place_hold(
+            tx, payee_id, amount=amount, reference=f"payment {values['id']} incoming", until=now + LONGEST_HOLD
+        )
+        incoming = hold.id
     return {"transaction_id": transaction.id, "incoming_hold_id": incoming, "delivery": Delivery.DUE}
 
 
@@ -151,34 +155,10 @@ def describe(heard: Heard) -> str:
 
 def _fact(payment: Payment, *, is_new: bool) -> EventBody | None:
     """What others hear of a payment that is in another state now."""
-    sums = {"amount": show(payment.amount, payment.currency), "currency": payment.currency}
-    ends = {"from_account_id": payment.from_account_id, "to_account_id": payment.to_account_id}
-    its: dict[str, Any] = {"payment_id": payment.id}
-    match payment.state:
-        case State.PROCESSING if is_new:
-            return events.PaymentCreated(**its, **sums, **ends, transaction_id=payment.transaction_id)
-        case State.REJECTED:
-            return events.PaymentRejected(
-                **its, **sums, **ends, reason=payment.reason, decision_id=payment.decision_id
-            )
-        case State.PENDING_REVIEW:
-            return events.PaymentPendingReview(
-                **its, **sums, **ends, decision_id=payment.decision_id, hold_id=payment.review_hold_id
-            )
-        case State.UNKNOWN:
-            return events.PaymentUnknown(**its, reason=payment.reason, attempts=payment.attempts)
-        case State.FAILED:
-            return events.PaymentFailed(
-                **its, reason=payment.reason, retryable=payment.retryable, attempts=payment.attempts,
-                next_retry_at=payment.next_retry_at,
-            )  # fmt: skip
-        case State.COMPLETED:
-            return events.PaymentCompleted(
-                **its, **sums, transaction_id=payment.transaction_id, provider_ref=payment.provider_ref
-            )
-        case State.PERMANENTLY_FAILED:
-            return events.PaymentPermanentlyFailed(
-                **its, **sums, reason=payment.reason, transaction_id=payment.transaction_id,
-                reversal_id=payment.reversal_id,
-            )  # fmt: skip
-    return None
+    kind = FACTS.get(payment.state)
+    if kind is None or (kind is events.PaymentCreated and not is_new):
+        return None
+    known = vars(payment) | {
+        "payment_id": payment.id, "amount": show(payment.amount, payment.currency), "hold_id": payment.review_hold_id,
+    }  # fmt: skip
+    return kind.model_validate({name: known[name] for name in kind.model_fields})

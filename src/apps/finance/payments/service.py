@@ -20,18 +20,11 @@ from apps.finance.decisions.model import Observation
 from apps.finance.decisions.model import Outcome as Decided
 from apps.finance.ledger import service as ledger
 from apps.finance.ledger.model import (
-    LONGEST_HOLD,
     Account,
     AccountClosed,
     AccountNotFound,
     AccountStatus,
-    AlreadyReversed,
-    Direction,
-    HoldEnded,
-    HoldNotFound,
     InsufficientFunds,
-    NewEntry,
-    Posting,
     UnknownAccount,
     at_path,
 )
@@ -39,7 +32,6 @@ from apps.finance.payments import effects, events, store
 from apps.finance.payments.effects import ASK, EXPIRE_REVIEW, RETURN, SEND
 from apps.finance.payments.model import (
     INSUFFICIENT_BALANCE,
-    RETURN_WAIT,
     REVIEW_EXPIRED,
     REVIEW_REJECTED,
     REVIEW_WINDOW,
@@ -68,10 +60,9 @@ from apps.finance.payments.model import (
 )
 from apps.shared.money import fit, show
 from duly import NewJob, Tx, cancel, emit, find_queued, schedule, schedule_many
-from duly.errors import Conflict, DulyError, Invalid
+from duly.errors import DulyError
 from duly.failpoints import failpoint
 from duly.ids import parse_uuid, uuid7
-from duly.messages import EventBody
 from duly.operate.alerts import raise_alert
 
 log = structlog.get_logger("apps.payments")
@@ -160,6 +151,7 @@ async def release(tx: Tx, payment_id: UUID, *, actor: str, reason: str | None = 
     was = found.payment
     payer = await ledger.read_account(tx, was.from_account_id)
     values = {name: getattr(was, name) for name in ("id", "from_account_id", "to_account_id", "amount", "currency")}
+    await cancel(tx, EXPIRE_REVIEW, was.id)
     try:
         async with tx.begin_nested():  # of what is refused half-way nothing stays: the money is still on hold then
             await effects.void(tx, was.review_hold_id)
@@ -168,7 +160,6 @@ async def release(tx: Tx, payment_id: UUID, *, actor: str, reason: str | None = 
         await effects.void(tx, was.review_hold_id)
         return await effects.apply(tx, was, was.move(State.FAILED, reason=INSUFFICIENT_BALANCE), cause="release")
     after = replace(was.move(State.PROCESSING), **posted)
-    await cancel(tx, EXPIRE_REVIEW, was.id)
     return await effects.apply(tx, was, after, cause="release", detail=_said(actor, reason))
 
 
@@ -284,7 +275,9 @@ async def _check_reference(tx: Tx, payment: Payment, heard: Heard) -> Heard:
     if owner is not None and owner != payment.id:
         log.error("provider_reference_twice", payment_id=str(payment.id), other_id=str(owner))
         await raise_alert(
-            tx, subject="payments.reference", message=f"payments {payment.id} and {owner} have one reference at the bank"
+            tx,
+            subject="payments.reference",
+            message=f"payments {payment.id} and {owner} have one reference at the bank",
         )
         return replace(heard, reference=None)
     if heard.source is not Source.CALLBACK and await store.match_callbacks(tx, payment, reference):

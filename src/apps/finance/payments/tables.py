@@ -83,9 +83,7 @@ payments = Table(
         "'PERMANENTLY_FAILED'))",
         name="payments_under_way_are_posted",
     ),
-    CheckConstraint(
-        "(reversal_id IS NOT NULL) = (state = 'PERMANENTLY_FAILED')", name="payments_over_are_given_back"
-    ),
+    CheckConstraint("(reversal_id IS NOT NULL) = (state = 'PERMANENTLY_FAILED')", name="payments_over_are_given_back"),
     CheckConstraint("state <> 'PENDING_REVIEW' OR review_hold_id IS NOT NULL", name="payments_review_holds"),
     CheckConstraint("incoming_hold_id IS NULL OR transaction_id IS NOT NULL", name="payments_incoming_is_posted"),
     CheckConstraint("length(initiated_by) BETWEEN 1 AND 255", name="payments_initiator_is_named"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from duly.migrations import run_sql
 
 revision = "0007_decisions"
-down_revision = "0005_currencies"  # 0006_ledger, once it is there
+down_revision = "0006_ledger"
 branch_labels = None
 depends_on = None
 
