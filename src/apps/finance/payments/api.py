@@ -176,18 +176,18 @@ class Receivers:
 
     def __init__(self, development_secrets: Mapping[str, str]) -> None:
         self._secrets = development_secrets
-        self._made: dict[tuple[str, bool], Receiver] = {}
+        self._made: dict[tuple[str, str, str], Receiver] = {}
 
     def find(self, provider: str, settings: Settings) -> Receiver:
         """That of a bank that is plugged in."""
         if provider not in self._secrets:
             raise UnknownProvider("no such provider")
-        is_development = settings.env == "development"
-        if (provider, is_development) not in self._made:
-            given = [SecretStr(self._secrets[provider])] if is_development and self._secrets[provider] else []
-            made = Receiver(provider, scheme=SIGNED, event_id="providerEventId", secrets=given)
-            self._made[provider, is_development] = made
-        return self._made[provider, is_development]
+        key = (provider, settings.env, str(settings.data))  # the secrets in the database are sealed by a key in there
+        if key not in self._made:
+            known = settings.env == "development" and self._secrets[provider]
+            secrets = [SecretStr(self._secrets[provider])] if known else []
+            self._made[key] = Receiver(provider, scheme=SIGNED, event_id="providerEventId", secrets=secrets)
+        return self._made[key]
 
 
 def create_router(development_secrets: Mapping[str, str], *, provider: str) -> Router:

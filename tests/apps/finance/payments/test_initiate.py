@@ -122,7 +122,7 @@ async def test_what_the_rules_reject_moves_no_money(payers: Payers, db: Database
     assert (made["state"], made["reason"], made["transactionId"]) == ("REJECTED", "screening", None)
     assert await payers.both() == ("100.00", "0.00")
     assert facts_of(dsn, made["id"]) == ["payment.rejected"]
-    assert value(dsn, "SELECT subject FROM decisions.decisions") == made["id"]
+    assert value(dsn, "SELECT subject FROM decisions.log") == made["id"]
     payers.check()
 
 
