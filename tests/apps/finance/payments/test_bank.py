@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import httpx2
 import pytest
 
 from apps.finance.ledger import service as ledger
+from apps.finance.payments import service
 from apps.finance.payments.gateways import TIMEOUT_VARIABLE, URL_VARIABLE
 from apps.finance.payments.model import WAITS
-from apps.sandbox.bank import Behaviour
+from apps.sandbox.bank import Behaviour, Charge
 from apps.wiring import app
 from duly.db import Database
 from duly.testing import drain
@@ -115,7 +118,7 @@ async def test_a_bank_that_cannot_be_asked_is_asked_again_and_a_person_is_told(
     payers.order(Behaviour.LOSE)
     made = await payers.pay("10.00")
     await payers.run()
-    right = str(httpx2.URL(_url()))
+    right = _url()
     monkeypatch.setenv(URL_VARIABLE, f"http://127.0.0.1:{free_port()}")
     for _ in range(12):
         await payers.run(hours=7)
@@ -130,8 +133,6 @@ async def test_a_bank_that_cannot_be_asked_is_asked_again_and_a_person_is_told(
 
 
 def _url() -> str:
-    import os
-
     return os.environ[URL_VARIABLE]
 
 
@@ -301,8 +302,6 @@ async def test_the_sweep_takes_a_hundred_at_a_time_in_four_statements(
     ]
     assert value(dsn, "SELECT count(*) FROM duly.jobs WHERE name = 'payments.send'") == 250
     rows(dsn, "UPDATE duly.jobs SET run_at = duly.now() + interval '1 day' WHERE name = 'payments.send'")
-    from apps.finance.payments import service
-
     async with counting(db) as sent:
         assert await do(db, service.retry_due) == (0, False)
     assert len(sent) == 1, sent
@@ -337,21 +336,20 @@ async def test_a_bank_refuses_what_comes_too_late(payers: Payers) -> None:
     assert (answer.status_code, payers.bank.charges) == (410, {})
 
 
-async def test_two_payments_with_one_reference_at_the_bank_are_told_to_a_person(payers: Payers, dsn: str) -> None:
+async def test_two_payments_with_one_reference_at_the_bank_are_told_to_a_person(
+    payers: Payers, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = await payers.pay("10.00")
     await payers.run()
     second = await payers.pay("10.00")
     reference = payers.bank.charges[payers.key(first["id"])].reference
-    payers.bank._charge = lambda given, behaviour, known: _same(payers, given, reference)  # type: ignore[method-assign]  # a bad bank
+
+    def give_the_same(given: Any, *_: Any) -> Charge:
+        return payers.bank.charges.setdefault(given.reference, Charge(reference, "PENDING", "10.00", "PLN"))
+
+    monkeypatch.setattr(payers.bank, "_charge", give_the_same)  # a bad bank
     await payers.run()
     found = await payers.read(second["id"])
     assert (found["state"], found["providerRef"]) == ("PROCESSING", None)
     assert alerts_of(dsn) == ["payments.reference"]
 
-
-def _same(payers: Payers, given: object, reference: str) -> object:
-    from apps.sandbox.bank import Charge
-
-    charge = Charge(reference, "PENDING", "10.00", "PLN")
-    payers.bank.charges[given.reference] = charge  # type: ignore[attr-defined]  # an Instruction
-    return charge

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from apps.finance.payments.gateways import CALLBACK_PATH, CALLBACK_VARIABLE
 from apps.sandbox import bank as sandbox
 from apps.sandbox.bank import Behaviour
 from duly.db import Database
@@ -79,17 +80,14 @@ async def test_what_contradicts_the_end_is_for_a_person_and_not_applied(
     assert facts_of(dsn, made["id"])[-1] == "payment.contradicted"
 
 
-async def test_a_call_that_comes_before_our_request_was_answered(payers: Payers, dsn: str) -> None:
+async def test_a_call_that_comes_before_our_request_was_answered(
+    payers: Payers, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Out of order: the payment is complete, and the answer that comes then changes nothing."""
     made = await payers.pay("10.00")
     payers.order(Behaviour.EARLY, calls=True)
-    import os
-
-    os.environ["PAYMENTS_CALLBACK_URL"] = payers.api.url + "/v1/webhooks/payments"
-    try:
-        await payers.run()
-    finally:
-        del os.environ["PAYMENTS_CALLBACK_URL"]
+    monkeypatch.setenv(CALLBACK_VARIABLE, payers.api.url + CALLBACK_PATH)
+    await payers.run()
     assert payers.state(made["id"]) == "COMPLETED"
     assert payers.bank.charges[payers.key(made["id"])].calls == ["SETTLED"]
     assert facts_of(dsn, made["id"]) == ["payment.created", "payment.completed"]
@@ -259,7 +257,7 @@ async def test_the_cost_of_a_callback_is_known(payers: Payers, db: Database) -> 
     await payers.run()
     async with counting(db) as sent:
         await payers.call(made["id"], "SETTLED")
-    assert len(sent) == 10, sent
+    assert len(sent) == 11, sent
     async with counting(db) as sent:
         await payers.call(made["id"], "SETTLED")
-    assert len(sent) == 3, sent
+    assert len(sent) == 4, sent
