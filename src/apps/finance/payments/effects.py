@@ -101,6 +101,7 @@ async def post(tx: Tx, values: dict[str, Any], payer: Account, *, now: datetime)
 async def give_back(tx: Tx, payment: Payment) -> Payment:
     """Reverse the posting, once; where the ledger refuses, the money stays on hold and a person is told."""
     assert payment.transaction_id is not None
+    await store.lock_ledger(tx, payment)
     try:
         async with tx.begin_nested():  # of what is refused half-way nothing stays
             await void(tx, payment.incoming_hold_id)

@@ -152,6 +152,7 @@ async def release(tx: Tx, payment_id: UUID, *, actor: str, reason: str | None = 
     payer = await ledger.read_account(tx, was.from_account_id)
     values = {name: getattr(was, name) for name in ("id", "from_account_id", "to_account_id", "amount", "currency")}
     await cancel(tx, EXPIRE_REVIEW, was.id)
+    await store.lock_ledger(tx, was)
     try:
         async with tx.begin_nested():  # of what is refused half-way nothing stays: the money is still on hold then
             await effects.void(tx, was.review_hold_id)

@@ -24,6 +24,7 @@ from duly.ids import uuid7
 __all__ = ["metadata"]
 
 TAKE_TURN = text("SELECT pg_advisory_xact_lock(hashtextextended('payments from ' || CAST(:account AS text), 0))")
+LOCK_LEDGER = text("SELECT payments.lock_ledger(CAST(:posted AS uuid), CAST(:accounts AS uuid[]))")
 INSERT_PAYMENT = text("""
 WITH made AS (
     INSERT INTO payments.payments
@@ -164,6 +165,12 @@ class Unmatched:
 async def take_turn(tx: Tx, account_id: UUID) -> None:
     """Payments from one account begin one after the other: each counts those before it."""
     await tx.execute(TAKE_TURN, {"account": str(account_id)})
+
+
+async def lock_ledger(tx: Tx, payment: Payment) -> None:
+    """Before a hold ends and money moves: the posting and both accounts, in the order in which the ledger locks."""
+    accounts = [payment.from_account_id, payment.to_account_id]
+    await tx.execute(LOCK_LEDGER, {"posted": payment.transaction_id, "accounts": accounts})
 
 
 async def insert_payment(tx: Tx, values: Mapping[str, Any]) -> Payment:

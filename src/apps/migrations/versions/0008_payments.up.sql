@@ -145,6 +145,18 @@ $$;
 CREATE TRIGGER payments_terms BEFORE UPDATE ON payments.payments
     FOR EACH ROW EXECUTE FUNCTION payments.keep_terms();
 
+-- Whatever a hold's end and a posting after it will lock, in the ledger's own order: the hold's account alone would be out
+-- of turn. With the rights of the owner, since the application's role only reads these tables.
+CREATE FUNCTION payments.lock_ledger(posted uuid, accounts uuid[]) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+AS $$
+BEGIN
+    PERFORM 1 FROM ledger.transactions t WHERE t.id = posted FOR NO KEY UPDATE;
+    PERFORM 1 FROM ledger.balances b WHERE b.account_id = ANY(accounts) ORDER BY b.account_id FOR NO KEY UPDATE;
+END
+$$;
+REVOKE ALL ON FUNCTION payments.lock_ledger FROM PUBLIC;
+
 -- What was missed is made up for by one run: each looks at everything that is due.
 INSERT INTO duly.schedules (name, cron, misfire) VALUES
     ('payments.retry', '* * * * *', 'run_once'),
