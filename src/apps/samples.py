@@ -277,7 +277,7 @@ async def _load_ledger(tx: Tx) -> None:
 
 
 async def _load_payments(tx: Tx) -> None:
-    """Payments that complete while you watch, and some with which the sandbox's bank has its troubles (see its cents)."""
+    """Payments that complete while you watch, and some that give the sandbox's bank trouble, by their cents."""
     cash = (await ledger.create_account(tx, name="Cash of payments", kind=AccountType.ASSET, currency="PLN")).id
     carla, dan = [
         (

@@ -129,10 +129,11 @@ class Payers:
     async def send(self, body: Any, **headers: str) -> httpx2.Response:
         return await self.api.client.post("/v1/payments", json=body, headers=self.headers | headers)
 
-    async def try_pay(self, amount: str = "10.00", *, payer: UUID | None = None, payee: UUID | None = None,
-                      currency: str = "PLN", **headers: str) -> httpx2.Response:  # fmt: skip
-        body = {"from": str(payer or self.ann), "to": str(payee or self.ben), "amount": amount, "currency": currency}
-        return await self.send(body, **headers)
+    async def try_pay(
+        self, amount: str = "10.00", *, payer: UUID | None = None, payee: UUID | None = None, key: str | None = None
+    ) -> httpx2.Response:
+        body = {"from": str(payer or self.ann), "to": str(payee or self.ben), "amount": amount, "currency": "PLN"}
+        return await self.send(body, **({"Idempotency-Key": key} if key else {}))
 
     async def pay(self, amount: str = "10.00", **more: Any) -> dict[str, Any]:
         """What a 202 says."""

@@ -1,4 +1,4 @@
-"""Sending and asking: an unknown outcome is asked about, nothing is charged twice, what fails goes back once (F6, F7)."""
+"""Sending and asking: what is unknown is asked about, nothing is charged twice, what fails goes back once (F6, F7)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ async def test_a_declined_payment_gives_the_money_back_once(payers: Payers, dsn:
         await payers.call(made["id"], "FAILED")
         await payers.run(days=1)
         await payers.retry()
-    assert (sends(payers), value(dsn, "SELECT count(*) FROM ledger.transactions WHERE reverses_id IS NOT NULL")) == (1, 1)
+    assert (sends(payers), value(dsn, "SELECT count(*) FROM ledger.transactions WHERE reverses_id IS NOT NULL")) == (
+        1,
+        1,
+    )
     payers.check()
 
 
@@ -136,9 +139,7 @@ def _url() -> str:
     return os.environ[URL_VARIABLE]
 
 
-async def test_a_page_that_is_not_the_banks_word_is_no_answer(
-    payers: Payers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_page_that_is_not_the_banks_word_is_no_answer(payers: Payers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A 404 of somebody who does not know the address must not send the money again."""
     payers.order(Behaviour.LOSE)
     made = await payers.pay("10.00")
@@ -275,9 +276,7 @@ async def test_a_posting_that_somebody_reversed_is_not_reversed_again(payers: Pa
     payers.check()
 
 
-async def test_the_sweep_takes_a_hundred_at_a_time_in_four_statements(
-    payers: Payers, db: Database, dsn: str
-) -> None:
+async def test_the_sweep_takes_a_hundred_at_a_time_in_four_statements(payers: Payers, db: Database, dsn: str) -> None:
     """F7."""
     rows(
         dsn,
@@ -352,4 +351,3 @@ async def test_two_payments_with_one_reference_at_the_bank_are_told_to_a_person(
     found = await payers.read(second["id"])
     assert (found["state"], found["providerRef"]) == ("PROCESSING", None)
     assert alerts_of(dsn) == ["payments.reference"]
-

@@ -163,7 +163,9 @@ async def test_wherever_a_worker_is_killed_while_sending_nobody_is_charged_twice
     payers.check()
 
 
-@pytest.mark.parametrize("point", ["handler.mid", "handler.mid@2", "handler.mid@3", "settle.written", "inbox.committed"])
+@pytest.mark.parametrize(
+    "point", ["handler.mid", "handler.mid@2", "handler.mid@3", "settle.written", "inbox.committed"]
+)
 async def test_wherever_a_worker_is_killed_while_asking_the_answer_counts_once(
     payers: Payers, dsn: str, point: str
 ) -> None:

@@ -52,8 +52,8 @@ async def test_a_payment_completes_and_the_money_can_be_spent(payers: Payers, ds
 
 async def test_without_cover_the_payment_is_kept_and_the_answer_is_422(payers: Payers, dsn: str) -> None:
     """F5: FAILED/insufficient_balance is an answer, not a rollback; the key replays it."""
-    key = {"Idempotency-Key": new_key()}
-    answer = await payers.try_pay("100.01", **key)
+    key = new_key()
+    answer = await payers.try_pay("100.01", key=key)
     assert refused(answer) == (422, "insufficient-balance", ["$.amount"])
     body = answer.json()
     assert (body["state"], body["reason"]) == ("FAILED", "insufficient_balance")
@@ -63,7 +63,7 @@ async def test_without_cover_the_payment_is_kept_and_the_answer_is_422(payers: P
         "FAILED", "insufficient_balance", False, None,
     )  # fmt: skip
     assert facts_of(dsn, found["id"]) == ["payment.failed"]
-    again = await payers.try_pay("100.01", **key)
+    again = await payers.try_pay("100.01", key=key)
     assert (again.status_code, again.content, again.headers["idempotent-replayed"]) == (422, answer.content, "true")
     assert value(dsn, "SELECT count(*) FROM payments.payments") == 1
     assert await payers.both() == ("100.00", "0.00")
@@ -258,8 +258,8 @@ async def test_a_recipient_whose_balance_would_be_too_large_is_refused(payers: P
 
 
 async def test_the_same_key_pays_once(payers: Payers, dsn: str) -> None:
-    key = {"Idempotency-Key": new_key()}
-    first, second = await payers.try_pay("10.00", **key), await payers.try_pay("10.00", **key)
+    key = new_key()
+    first, second = await payers.try_pay("10.00", key=key), await payers.try_pay("10.00", key=key)
     assert (first.content, second.status_code) == (second.content, 202)
     assert value(dsn, "SELECT count(*) FROM payments.payments") == 1
     assert await payers.available(payers.ann) == "90.00"
@@ -290,6 +290,6 @@ async def test_the_cost_of_a_payment_is_known(payers: Payers, db: Database) -> N
     """F14: a dozen statements and a half, whatever there is in the tables."""
     await payers.pay("1.00")
     async with counting(db) as sent:
-        await payers.pay("1.00", **{"Idempotency-Key": new_key()})
+        await payers.pay("1.00", key=new_key())
     assert len(sent) == 16, sent
     assert rows(payers.dsn, "SELECT count(*) FROM payments.payments") == [(2,)]

@@ -114,7 +114,9 @@ class Payments(RuleBasedStateMachine):
             self.spendable[one.payer] += one.amount
 
     @precondition(lambda self: self.known)
-    @rule(data=st.data(), does=st.sampled_from(["take", "settle", "decline", "busy", "lose", "drop", "die", "die after"]))
+    @rule(
+        data=st.data(), does=st.sampled_from(["take", "settle", "decline", "busy", "lose", "drop", "die", "die after"])
+    )
     def send(self, data: st.DataObject, does: str) -> None:
         """A worker sends one; what the bank does, and whether we hear of it."""
         one = data.draw(st.sampled_from(self.known))

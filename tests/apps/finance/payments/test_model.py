@@ -35,12 +35,18 @@ NOW = datetime(2026, 6, 15, 12, tzinfo=UTC)
 FINAL = (State.REJECTED, State.COMPLETED, State.PERMANENTLY_FAILED)
 
 
-def payment(state: State = State.PROCESSING, *, attempts: int = 1, age: timedelta = timedelta(0), **more: object) -> Payment:
-    reason = "r" if state in (State.REJECTED, State.UNKNOWN, State.FAILED, State.RETURNING, State.PERMANENTLY_FAILED) else None
+def payment(
+    state: State = State.PROCESSING, *, attempts: int = 1, age: timedelta = timedelta(0), **more: object
+) -> Payment:
+    reason = (
+        "r"
+        if state in (State.REJECTED, State.UNKNOWN, State.FAILED, State.RETURNING, State.PERMANENTLY_FAILED)
+        else None
+    )
     began = NOW - age
     made = Payment(
-        UUID(int=1), UUID(int=2), UUID(int=3), Decimal(1), "PLN", state, "t", "bank", UUID(int=4), 1, began, began, began,
-        reason=reason, attempts=attempts, sent_at=began if attempts else None,
+        UUID(int=1), UUID(int=2), UUID(int=3), Decimal(1), "PLN", state, "t", "bank", UUID(int=4), 1, began, began,
+        began, reason=reason, attempts=attempts, sent_at=began if attempts else None,
     )  # fmt: skip
     if state is State.FAILED:
         made = replace(made, retryable=True, next_retry_at=NOW)
@@ -96,7 +102,10 @@ def test_no_such_payment_is_believed_only_when_our_request_cannot_arrive_any_mor
 
 def test_an_answer_to_an_old_question_or_request_is_not_believed() -> None:
     for report in (Report.NOT_KNOWN, Report.PENDING, Report.UNCLEAR):
-        assert hear(payment(State.UNKNOWN, age=timedelta(days=1), version=2), heard(report, Source.ASK), now=NOW) is Verdict.STAY
+        assert (
+            hear(payment(State.UNKNOWN, age=timedelta(days=1), version=2), heard(report, Source.ASK), now=NOW)
+            is Verdict.STAY
+        )
     for report in (Report.NOT_TAKEN, Report.UNCLEAR):
         assert hear(payment(attempts=2), heard(report), now=NOW) is Verdict.STAY
     settled = hear(payment(State.UNKNOWN, version=2), heard(Report.SETTLED, Source.ASK), now=NOW)

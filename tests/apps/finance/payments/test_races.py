@@ -104,8 +104,8 @@ async def test_payments_in_opposite_directions_never_deadlock(payers: Payers, wi
 
 
 async def test_twenty_requests_with_one_key_pay_once(payers: Payers, dsn: str) -> None:
-    key = {"Idempotency-Key": new_key()}
-    answers = await asyncio.gather(*(payers.try_pay("10.00", **key) for _ in range(20)))
+    key = new_key()
+    answers = await asyncio.gather(*(payers.try_pay("10.00", key=key) for _ in range(20)))
     assert {(answer.status_code, answer.content) for answer in answers} == {(202, answers[0].content)}
     assert value(dsn, "SELECT count(*) FROM payments.payments") == 1
     assert await payers.available(payers.ann) == "90.00"
