@@ -7,10 +7,14 @@ from uuid import uuid4
 
 import pytest
 
+from apps.finance.payments import service
+from apps.finance.payments.api import Receivers
 from apps.finance.payments.gateways import CALLBACK_PATH, CALLBACK_VARIABLE
+from apps.finance.payments.model import Callback
 from apps.sandbox import bank as sandbox
 from apps.sandbox.bank import Behaviour
 from duly.db import Database
+from duly.settings import Settings
 from duly.webhooks import Keyring
 from duly.webhooks.receive import add_provider_secret
 from tests.apps.finance.ledger.acting import refused
@@ -197,6 +201,15 @@ async def test_a_stranger_settles_nothing(payers: Payers, dsn: str) -> None:
     assert (payers.state(made["id"]), value(dsn, "SELECT count(*) FROM duly.received_webhooks")) == ("PROCESSING", 0)
 
 
+async def test_a_provider_cannot_name_another_providers_payment(payers: Payers, db: Database, dsn: str) -> None:
+    """Whoever can sign for one bank settles nothing of another."""
+    made = await payers.pay("10.00")
+    callback = Callback("other", "e", payers.key(made["id"]), "SETTLED")
+    async with db.transaction() as tx:
+        assert await service.receive(tx, callback) == "kept"
+    assert payers.state(made["id"]) == "PROCESSING"
+
+
 async def test_a_secret_in_the_database_is_accepted(payers: Payers, db: Database) -> None:
     """As in production: `duly webhooks provider-secret bank`."""
     made = await payers.pay("10.00")
@@ -208,6 +221,13 @@ async def test_a_secret_in_the_database_is_accepted(payers: Payers, db: Database
     headers = sandbox.sign(body, timestamp=int(payers.clock.now().timestamp()), secret=secret)
     answer = await payers.api.client.post("/v1/webhooks/payments/bank", content=body, headers=headers)
     assert (answer.status_code, payers.state(made["id"])) == (200, "COMPLETED")
+
+
+def test_the_secret_that_everybody_knows_is_one_of_development_only() -> None:
+    receivers = Receivers({"bank": sandbox.SECRET})
+    in_development = receivers.find("bank", Settings(env="development"))
+    in_production = receivers.find("bank", Settings(env="production"))
+    assert [len(one._secrets) for one in (in_development, in_production)] == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -224,3 +224,21 @@ async def test_a_review_ends_once(payers: Payers, wide: Database, dsn: str, firs
     assert payers.state(made["id"]) == ("PROCESSING" if first == "release" else "REJECTED")
     await drain(payers.db, app.handlers)
     payers.check()
+
+
+async def test_a_bookkeeper_who_is_quicker_leaves_no_cover(payers: Payers, db: Database, dsn: str) -> None:
+    """The money goes between our look at the balance and the posting: refused by the ledger, and kept as such."""
+    loose = await do(db, lambda tx: open_account(tx, "50.00", may_go_negative=True))
+    with psycopg.connect(dsn) as rival:
+        rival.execute(
+            """SELECT ledger.post(ARRAY[gen_random_uuid()], ARRAY['quick'], ARRAY[1, 1], ARRAY[%s, %s]::uuid[],
+               ARRAY[30, -30]::numeric[], ARRAY[false, false], '{}', false)""",
+            [loose, payers.ben],
+        )
+        paying = asyncio.create_task(payers.try_pay("30.00", payer=loose))
+        await until_waiting(dsn, 1)
+        rival.commit()
+    answer = await paying
+    assert (answer.status_code, answer.json()["reason"]) == (422, "insufficient_balance")
+    assert await payers.available(loose) == "20.00"
+    payers.check()
