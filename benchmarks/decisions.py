@@ -43,6 +43,9 @@ ROUNDS = 3
 TRANSACTIONS = 1_500
 REQUESTS = 1_600
 CLIENTS = (1, 2, 4, 8, 16)
+RATES = (25, 50, 100, 200)
+WARMUP = 20
+ARRIVAL_SECONDS = 10
 PORT, BARE_PORT = 18241, 18242
 BUDGET_MS = (3.0, 10.0)
 FIELDS = {"amount": "decimal", "currency": "string", "country": "string", "count": "integer", "from": "string"}
@@ -85,7 +88,9 @@ def main() -> None:
     """Run everything and print tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=["rules", "database", "http"])
-    chosen = parser.parse_args().only
+    parser.add_argument("--clients", type=int, nargs="*", default=list(CLIENTS))
+    options = parser.parse_args()
+    chosen = options.only
     if chosen in (None, "rules"):
         measure_rules()
     if chosen == "rules":
@@ -99,7 +104,7 @@ def main() -> None:
                 if chosen in (None, "database"):
                     asyncio.run(measure_database(dsn))
                 if chosen in (None, "http"):
-                    measure_http(dsn, Path(directory))
+                    measure_http(dsn, Path(directory), options.clients)
         finally:
             server.stop()
 
@@ -275,7 +280,7 @@ async def measure_database(dsn: str) -> None:
 # -- over HTTP --------------------------------------------------------------------------------------------------------
 
 
-def measure_http(dsn: str, home: Path) -> None:
+def measure_http(dsn: str, home: Path, clients: list[int]) -> None:
     """The server as it is run, beside a bare route that reads and inserts the same rows and decides nothing."""
     env = {**os.environ, "DATABASE_URL": dsn, "DULY_DATA": str(home), "DULY_LOG_LEVEL": "warning"}
     ours = subprocess.Popen(
@@ -283,13 +288,13 @@ def measure_http(dsn: str, home: Path) -> None:
     )
     bare = subprocess.Popen([sys.executable, "-c", BARE], env={**env, "PORT": str(BARE_PORT)})
     try:
-        asyncio.run(_measure_http(home))
+        asyncio.run(_measure_http(home, clients, {PORT: ours.pid, BARE_PORT: bare.pid}))
     finally:
         ours.kill()
         bare.kill()
 
 
-async def _measure_http(home: Path) -> None:
+async def _measure_http(home: Path, numbers: list[int], servers: dict[int, int]) -> None:
     for port in (PORT, BARE_PORT):
         await _ready(f"http://127.0.0.1:{port}/readyz")
     token = Issuer.open(Settings(data=home), port=PORT).sign("bench", scopes=["decision:evaluate"])
@@ -304,16 +309,57 @@ async def _measure_http(home: Path) -> None:
         return send
 
     print(f"\nPOST /v1/decision/evaluate, median of {ROUNDS} rounds of {REQUESTS}; budget p50 3, p99 10 ms")
-    print(f"{'what':<31} {'clients':>7} {'req/s':>6} {'p50 ms':>7} {'p99 ms':>7} {'of budget: p50':>14} {'p99':>6}")
-    for clients in CLIENTS:
+    head = f"{'what':<31} {'clients':>7} {'req/s':>6} {'p50 ms':>7} {'p99 ms':>7}"
+    print(f"{head} {'of budget: p50':>14} {'p99':>6} {'cpu ms':>7}")
+    for clients in numbers:
         for what, port, rule_set in (
             ("bare route, no rules", BARE_PORT, "bench-100"), ("100 rules", PORT, "bench-100"),
             ("1,000 rules", PORT, "bench-1000"), ("100 rules and a velocity fact", PORT, "bench-velocity"),
         ):  # fmt: skip
+            used = cpu_seconds(servers[port])
             rounds = [await load(f"http://127.0.0.1:{port}", ask(rule_set), clients) for _ in range(ROUNDS)]
+            used = (cpu_seconds(servers[port]) - used) / ROUNDS / (REQUESTS + WARMUP) * 1_000
             rate, p50, p99 = (statistics.median(column) for column in zip(*rounds, strict=True))
             ratios = f"{p50 / BUDGET_MS[0]:>14.2f} {p99 / BUDGET_MS[1]:>6.2f}"
-            print(f"{what:<31} {clients:>7} {rate:>6.0f} {p50:>7.2f} {p99:>7.2f} {ratios}", flush=True)
+            print(f"{what:<31} {clients:>7} {rate:>6.0f} {p50:>7.2f} {p99:>7.2f} {ratios} {used:>7.2f}", flush=True)
+    print(f"\nthe same with 100 rules, arrivals at random for {ARRIVAL_SECONDS} s, median of {ROUNDS}")
+    for rate in RATES:
+        for what, port in (("bare route, no rules", BARE_PORT), ("100 rules", PORT)):
+            found = [await arrive(f"http://127.0.0.1:{port}", ask("bench-100"), rate) for _ in range(ROUNDS)]
+            p50, p99 = (statistics.median(column) for column in zip(*found, strict=True))
+            ratios = f"{p50 / BUDGET_MS[0]:>14.2f} {p99 / BUDGET_MS[1]:>6.2f}"
+            print(f"{what:<31} {rate:>5}/s {p50:>14.2f} {p99:>7.2f} {ratios}", flush=True)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a server so far: what it needs, whoever else uses the machine."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def arrive(
+    url: str, send: Callable[[httpx2.AsyncClient, int], Awaitable[httpx2.Response]], rate: int
+) -> tuple[float, float]:
+    """p50 and p99 in milliseconds when requests come at random, so many a second, whoever else is being answered."""
+    times: list[float] = []
+    chance = random.Random(rate)
+    limits = httpx2.Limits(max_connections=64, max_keepalive_connections=64)
+    async with httpx2.AsyncClient(base_url=url, timeout=30, limits=limits) as client, asyncio.TaskGroup() as group:
+        for turn in range(WARMUP):
+            (await send(client, turn)).raise_for_status()
+
+        async def one(turn: int, due: float) -> None:
+            answer = await send(client, turn)
+            times.append(monotonic() - due)
+            assert answer.status_code == 200, answer.text
+
+        due = monotonic()
+        for turn in range(rate * ARRIVAL_SECONDS):
+            due += chance.expovariate(rate)
+            await asyncio.sleep(max(0.0, due - monotonic()))
+            group.create_task(one(turn, due))
+    cuts = statistics.quantiles(times, n=100)
+    return cuts[49] * 1000, cuts[98] * 1000
 
 
 async def load(
@@ -323,7 +369,7 @@ async def load(
     times: list[float] = []
     limits = httpx2.Limits(max_connections=clients, max_keepalive_connections=clients)
     async with httpx2.AsyncClient(base_url=url, timeout=30, limits=limits) as client:
-        for turn in range(20):
+        for turn in range(WARMUP):
             (await send(client, turn)).raise_for_status()
 
         async def one(first: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 from typer.main import get_command
 
 from duly.cli.main import app as commands
+from duly.console.sessions import create_session
 from duly.db import Database, Tx
 from duly.errors import Invalid, NotFound
 from duly.operate.actions import ACTIONS, Action, Arguments, Result, perform, register
@@ -291,3 +292,55 @@ async def test_a_secret_is_made_once_and_shown_once(ada: httpx2.AsyncClient, dsn
     secret = re.search(r"whsec_[\w+/=-]+", first.text)
     assert secret is not None
     assert secret[0] not in str(rows(dsn, "SELECT convert_from(body, 'UTF8') FROM duly.idempotency_keys"))
+
+
+async def test_the_same_word_of_two_people_is_two_requests(
+    site: Site, ada: httpx2.AsyncClient, db: Database, dsn: str
+) -> None:
+    eve = await site.browser()
+    eve.cookies.set(
+        "duly", await create_session(db, subject="eve", name="Eve", roles=["ADMINISTRATOR"]), domain="127.0.0.1"
+    )
+    for browser in (ada, eve, eve):
+        answer = await post(browser, "schedules.trigger", name="duly.forget-audit", once="w1")
+        assert answer.status_code == 303
+    assert [actor for _, actor, _ in audited(dsn)] == ["Ada Kowalska (ada)", "Eve (eve)"]
+
+
+@pytest.mark.parametrize("given", ["https://evil.example", "//evil.example", "/\\evil.example", "javascript:alert(1)"])
+async def test_after_an_action_only_pages_of_the_console_are_gone_to(ada: httpx2.AsyncClient, given: str) -> None:
+    """Open redirect, by the form, by the page before it and by the link on that."""
+    answer = await post(ada, "jobs.run-now", id="1", return_to=given)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console")
+    page = await ada.get("/console/actions/jobs.cancel", params={"id": "1", "return_to": given})
+    assert page.status_code == 200
+    assert "evil.example" not in page.text.split("<main")[1]
+    assert "javascript:" not in page.text.split("<main")[1]
+    unconfirmed = await ada.post(
+        "/console/actions/jobs.cancel", data={"csrf": await csrf_of(ada), "id": "1", "return_to": given}
+    )  # fmt: skip
+    assert "evil.example" not in unconfirmed.text
+    coloured = await ada.post("/console/theme", data={"csrf": await csrf_of(ada), "theme": "dark", "return_to": given})
+    assert (coloured.status_code, coloured.headers["location"]) == (303, "/console")
+
+
+async def test_what_is_done_and_its_record_are_one_commit(ada: httpx2.AsyncClient, dsn: str) -> None:
+    """When the record cannot be written, nothing was done."""
+    rows(dsn, "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+              "$$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '23514'; END $$")  # fmt: skip
+    rows(dsn, "CREATE TRIGGER refuse BEFORE INSERT ON duly.audit FOR EACH ROW EXECUTE FUNCTION refuse()")
+    tables = ("jobs", "dead_letters", "outbox", "alerts", "schedules", "webhook_subscriptions", "webhook_deliveries",
+              "webhook_secrets", "idempotency_keys")  # fmt: skip
+
+    def world() -> list[Any]:
+        return [
+            value(dsn, f"SELECT md5(string_agg(t::text, ' ' ORDER BY t::text)) FROM duly.{one} t") for one in tables
+        ]
+
+    before = world()
+    token = await csrf_of(ada)
+    for name, (given, _, _) in CASES.items():
+        fields = {**given, "csrf": token, "confirmed": "yes", "once": name}
+        page = await ada.post(f"/console/actions/{name}", data=fields)
+        assert page.status_code == 422, (name, page.text[-300:])
+        assert world() == before, name

@@ -14,7 +14,7 @@ from sqlalchemy import event, text
 
 from duly.app import Duly
 from duly.console import Pages, Section, show
-from duly.console.words import capped, changes, duration
+from duly.console.words import capped, changes, duration, said
 from duly.db import Database
 from duly.errors import Invalid
 from duly.operate.counts import Count
@@ -244,6 +244,67 @@ async def test_history_and_dead_letters_page_by_time_and_id(ada: httpx2.AsyncCli
             if path is None:
                 break
         assert len(seen) == len(set(seen)) == 120
+
+
+SUBSCRIPTIONS = (
+    "INSERT INTO duly.webhook_subscriptions (id, owner, url, patterns, created_at, updated_at) SELECT duly.uuid7(), "
+    "'o', 'https://example.com/', '{a}', duly.now(), duly.now() FROM generate_series(1, 120)"
+)
+EVENTS = (
+    "INSERT INTO duly.{table} (id, type, topic, aggregate_id, payload, headers, created_at, {more}) SELECT "
+    "duly.uuid7(), 'a.b', 't', n::text, '{{}}', '{{}}', duly.now(), {values} FROM generate_series(1, 120) AS n"
+)
+
+
+@pytest.mark.parametrize(
+    ("made", "start", "pattern", "number"),
+    [("SELECT duly.schedule('same.time', run_at => '2036-01-01Z', priority => 4 - mod(n, 4)) "
+      "FROM generate_series(1, 120) AS n",
+      "/console/jobs?name=same.time", r'class="row" href="/console/jobs/(\d+)"', 120),
+     (EVENTS.format(table="outbox", more="attempts", values="0"), "/console/outbox?status=PENDING",
+      r'class="row" href="/console/events/([0-9a-f-]+)"', 120),
+     (EVENTS.format(table="outbox", more="attempts, failed_at, last_error", values="1, duly.now(), 'e'"),
+      "/console/outbox?status=FAILED", r'class="row" href="/console/events/([0-9a-f-]+)"', 120),
+     (EVENTS.format(table="events", more="seq, published_at, attempts", values="n, duly.now(), 1"),
+      "/console/outbox?status=PUBLISHED", r'class="row" href="/console/events/([0-9a-f-]+)"', 120),
+     ("INSERT INTO duly.audit (at, actor, action, subject) SELECT duly.now(), 'a', 'b', 's:' || n "
+      "FROM generate_series(1, 120) AS n", "/console/audit", r"subject=s%3A(\d+)", 120),
+     (SUBSCRIPTIONS, "/console/webhooks", r'class="row" href="/console/webhooks/([0-9a-f-]{36})"', 120),
+     ("INSERT INTO duly.schedules (name, cron) SELECT 'many.' || n, '0 9 * * *' FROM generate_series(1, 420) AS n",
+      "/console/schedules", r'class="row" href="/console/schedules/(many\.\d+)"', 420)],
+    ids=["same time", "pending", "failed", "published", "audit", "subscriptions", "schedules"],
+)  # fmt: skip
+async def test_every_list_pages_by_key(
+    ada: httpx2.AsyncClient, dsn: str, made: str, start: str, pattern: str, number: int
+) -> None:
+    rows(dsn, made)
+    seen: list[str] = []
+    path: str | None = start
+    for _ in range(5):
+        page = await ada.get(path or "")
+        assert page.status_code == 200, page.text[-300:]
+        seen += re.findall(pattern, page.text)
+        following = re.search(r'<a href="([^"]+)" rel="next">', page.text)
+        path = following[1].replace("&amp;", "&") if following else None
+        if path is None:
+            break
+    assert len(seen) == len(set(seen)) == number
+
+
+async def test_the_runs_of_a_job_are_filtered_before_they_are_paged(ada: httpx2.AsyncClient, dsn: str) -> None:
+    rows(dsn, "INSERT INTO duly.executions (execution_id, job_id, name, source, started_at, completed_at, succeeded, "
+              "outcome, retry_count, worker, lease_token) SELECT duly.uuid7(), 5, 'many', 'Deferred', duly.now(), "
+              "duly.now() - n * interval '1 min', true, CASE WHEN n = 80 THEN 'done' ELSE 'snoozed' END, 0, 'w', 1 "
+              "FROM generate_series(1, 80) AS n")  # fmt: skip
+    page = (await ada.get("/console/history?job=5&outcome=done")).text
+    assert page.count("/console/jobs/5/runs/") == 1
+    page = (await ada.get("/console/history?job=5&until=2020-01-01T00:00")).text
+    assert page.count("/console/jobs/5/runs/") == 0
+
+
+def test_a_sentence_is_escaped_with_and_without_its_commands() -> None:
+    assert said("<b> `<i>` &") == "&lt;b&gt; <code>&lt;i&gt;</code> &amp;"
+    assert said("<b> `<i> &") == "&lt;b&gt; `&lt;i&gt; &amp;"
 
 
 async def test_counts_stop_at_a_cap(ada: httpx2.AsyncClient, dsn: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -9,11 +12,11 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import httpx2
 import pytest
 
-from duly.console.sessions import Session, hash_id
-from duly.console.sign_in import local_path
+from duly.console.sessions import Session
+from duly.console.sign_in import Attempt, local_path
 from duly.db import Database
 from tests.console.conftest import Site, ask, choose, csrf_of, post, serving, sign_in
-from tests.console.world import PAGES, fill
+from tests.console.world import EVENT, PAGES, PUBLISHED, fill
 from tests.support import rows, value
 
 
@@ -63,7 +66,7 @@ async def test_the_browser_holds_an_opaque_id_and_the_database_its_hash(site: Si
     assert "Path=/" in cookie
     id = browser.cookies["duly"]
     assert rows(dsn, "SELECT id_hash, subject, name, roles FROM duly.console_sessions") == [
-        (hash_id(id), "otto", "Otto Lindqvist", ["OPERATOR"])
+        (hashlib.sha256(id.encode()).digest(), "otto", "Otto Lindqvist", ["OPERATOR"])
     ]
     assert "eyJ" not in "".join(answer.headers.get_list("set-cookie"))  # no token
 
@@ -160,6 +163,41 @@ async def test_after_signing_in_only_pages_of_the_console_are_gone_to(site: Site
     assert (back.status_code, back.headers["location"]) == (303, "/console")
 
 
+async def test_a_sign_in_cookie_that_was_changed_leads_nowhere_else(site: Site) -> None:
+    """Whoever can set a cookie of ours must not choose where people land."""
+    browser = await site.browser()
+    target, fields = await ask(browser)
+    begun = json.loads(base64.urlsafe_b64decode(browser.cookies["duly-sign-in"]))
+    changed = base64.urlsafe_b64encode(json.dumps({**begun, "return_to": "https://evil.example"}).encode()).decode()
+    back = await choose(browser, target, fields, "ada")
+    answer = await browser.get(back, headers={"Cookie": f"duly-sign-in={changed}"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console")
+
+
+@pytest.mark.parametrize(
+    ("access", "identity", "status"),
+    [({"sub": "ada"}, {"sub": "ada"}, 303), ({"sub": "ada"}, {"sub": "otto"}, 401),
+     ({"sub": "ada", "scopes": ["users"]}, {"sub": "ada"}, 403),
+     ({"sub": "ada", "roles": ["NOBODY"]}, {"sub": "ada"}, 403),
+     ({"sub": "ada", "audience": "others"}, {"sub": "ada"}, 401), ({"sub": "ada"}, {"sub": "ada", "nonce": "old"}, 401),
+     ({"sub": "ada"}, {"sub": "ada", "client_id": "another"}, 401)],
+)  # fmt: skip
+async def test_what_the_provider_says_must_fit_together(
+    site: Site, dsn: str, monkeypatch: pytest.MonkeyPatch, access: dict[str, Any], identity: dict[str, Any], status: int
+) -> None:
+    """Two tokens about one person, for us, for this sign-in, with our scope and a role."""
+
+    async def redeem(_code: str, attempt: Attempt, _redirect_uri: str) -> dict[str, str]:
+        about = {"name": "Ada", "client_id": "duly-console", "nonce": attempt.nonce, **identity}
+        rights = {"scopes": ["console"], "roles": ["ADMINISTRATOR"], **access}
+        return {"access_token": site.issuer.sign(**rights), "id_token": site.issuer.sign_identity(**about)}
+
+    monkeypatch.setattr(site.console.sign_in, "_redeem", redeem)
+    answer = await sign_in(await site.browser(), "ada")
+    assert answer.status_code == status, answer.text[-300:]
+    assert value(dsn, "SELECT count(*) FROM duly.console_sessions") == (status == 303)
+
+
 async def test_the_session_is_new_at_each_sign_in(site: Site, dsn: str) -> None:
     """Session fixation: an id from before is not kept, and the old session ends."""
     browser = await site.browser()
@@ -237,6 +275,11 @@ async def test_an_operator_may_look_and_is_refused_at_the_handler(otto: httpx2.A
     page = await otto.get("/console/jobs/1")
     assert "/console/actions/" not in page.text
     assert "Payload" not in page.text
+    for event in (EVENT, PUBLISHED):
+        page = await otto.get(f"/console/events/{event}")
+        assert page.status_code == 200
+        assert "Payload" not in page.text
+        assert "&#34;note&#34;" not in page.text
     assert (await post(otto, "jobs.cancel", id="1")).status_code == 403
     assert (await otto.get("/console/actions/jobs.cancel?id=1")).status_code == 403
     assert value(dsn, "SELECT count(*) FROM duly.jobs") == 2

@@ -92,10 +92,13 @@ async def test_an_operator_sees_neither_the_address_nor_what_was_sent(
     for path in ("/console/webhooks", f"/console/webhooks/{SUBSCRIPTION}", f"/console/webhooks/deliveries/{DELIVERY}"):
         page = (await otto.get(path)).text
         assert "hooks.example.com" in page
-        for hidden in ("sesame", "X-Note", "Request headers", 'method="post" action="/console/actions'):
+        for hidden in ("sesame", "X-Note", "Request headers", "Body, as it is sent", "specversion",
+                       'method="post" action="/console/actions'):  # fmt: skip
             assert hidden not in page.split("<main")[1], (path, hidden)
     assert "sesame" in (await ada.get(f"/console/webhooks/{SUBSCRIPTION}")).text
-    assert "X-Note: order:1" in (await ada.get(f"/console/webhooks/deliveries/{DELIVERY}")).text
+    shown = (await ada.get(f"/console/webhooks/deliveries/{DELIVERY}")).text
+    assert "X-Note: order:1" in shown
+    assert "specversion" in shown
     for path in ("/console/webhooks/new", f"/console/webhooks/{SUBSCRIPTION}/edit"):
         assert (await otto.get(path)).status_code == 403
         assert (await ada.get(path)).status_code == 200

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, create_model
 from duly.auth.http import Require
 from duly.auth.principals import Principal
 from duly.console.app import BEGIN_READING
+from duly.console.record import veiled
 from duly.console.sessions import ADMINISTRATOR, OPERATOR
 from duly.console.sign_in import SCOPE
 from duly.console.timeline import read_timeline
@@ -29,6 +30,7 @@ from duly.operate.status import status
 from duly.operate.why import why
 from duly.schedules import edit as schedules
 from duly.schedules.cron import Cron
+from duly.schedules.edit import ScheduleRow
 
 PREFIX = "/v1/console"
 Administrator = Annotated[Principal, Depends(Require(SCOPE, ADMINISTRATOR))]
@@ -153,19 +155,22 @@ def _add_lists(router: Router) -> None:
 
     @router.get("/audit", summary="Who did what, the newest first.")
     async def list_audit(
-        tx: RequestTx, _: Reader, subject: Word = None, before: AfterId = None, limit: Limit = 50
+        tx: RequestTx, caller: Reader, subject: Word = None, before: AfterId = None, limit: Limit = 50
     ) -> Items:
         await fetch(tx, BEGIN_READING)
         found = await audit.list_audit(tx, subject=subject, before=before, limit=limit)
+        if ADMINISTRATOR not in caller.roles:
+            found = [veiled(entry) for entry in found]
         return _page(found, limit, lambda last: {"before": str(last.id)})
 
 
 def _add_schedules(router: Router) -> None:
     @router.get("/schedules", summary="Schedules, by name.")
-    async def list_schedules(tx: RequestTx, _: Reader, after: Word = None, limit: Limit = 200) -> Items:
+    async def list_schedules(tx: RequestTx, caller: Reader, after: Word = None, limit: Limit = 200) -> Items:
         await fetch(tx, BEGIN_READING)
         found = await schedules.list_schedules(tx, after_name=after or "", limit=limit)
-        return _page(found, limit, lambda last: {"after": last.name})
+        following = {"after": found[-1].name} if len(found) == limit else None
+        return Items(items=[_schedule(row, caller) for row in found], next=following)
 
     @router.get("/schedules/preview", summary="The next runs of an expression, with the changes of the clocks marked.")
     async def preview(
@@ -176,9 +181,9 @@ def _add_schedules(router: Router) -> None:
         return Items(items=[plain(run) for run in Cron(cron, timezone, dst_gap, dst_overlap).preview(now, count)])
 
     @router.get("/schedules/{name}", summary="One schedule.")
-    async def get_schedule(name: Name, tx: RequestTx, _: Reader) -> One:
+    async def get_schedule(name: Name, tx: RequestTx, caller: Reader) -> One:
         await fetch(tx, BEGIN_READING)
-        return dict(plain(await schedules.get_schedule(tx, name)))
+        return _schedule(await schedules.get_schedule(tx, name), caller)
 
 
 def _add_looks(router: Router) -> None:
@@ -208,6 +213,14 @@ def _add_looks(router: Router) -> None:
     ) -> Items:
         await fetch(tx, BEGIN_READING)
         return Items(items=[plain(moment) for moment in await read_timeline(tx, id)])
+
+
+def _schedule(row: ScheduleRow, caller: Principal) -> One:
+    """One of them; its payload is for administrators, as every payload is."""
+    facts = dict(plain(row))
+    if ADMINISTRATOR not in caller.roles:
+        del facts["payload"]
+    return facts
 
 
 def _page(found: Sequence[Any], limit: int, after: Any) -> Items:

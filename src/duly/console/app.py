@@ -22,6 +22,7 @@ from jinja2 import ChoiceLoader, Environment, FileSystemLoader, StrictUndefined
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from duly.app import Duly, Section
+from duly.auth.strict_json import parse_object
 from duly.auth.tokens import Verifier
 from duly.console.live import Live
 from duly.console.rollup import Rollup
@@ -255,7 +256,11 @@ def _fingerprints() -> dict[str, str]:
 
 def _read_notice(cookie: str) -> dict[str, str] | None:
     try:
-        found = json.loads(base64.urlsafe_b64decode(cookie)) if 0 < len(cookie) <= 2 * NOTICE_LIMIT else None
-        return {"sentence": str(found["sentence"]), "tone": str(found["tone"])} if found else None
-    except (ValueError, TypeError, KeyError):
+        if not 0 < len(cookie) <= 2 * NOTICE_LIMIT:
+            return None
+        found = parse_object(base64.urlsafe_b64decode(cookie))
+        said = {"sentence": str(found["sentence"]), "tone": str(found["tone"])}
+        "".join(said.values()).encode()  # half of a surrogate pair can be written in JSON, and not in a page
+        return said
+    except (ValueError, KeyError):
         return None

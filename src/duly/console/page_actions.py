@@ -49,7 +49,8 @@ async def act(request: Request, name: str) -> Response:
     """Do it and audit it in one commit, as the person who is signed in."""
     console: Console = request.app.state.console
     action, form = find_action(name), request.state.form
-    given = {field: value for field, value in form.items() if field not in OURS and value.strip()}
+    empty = action.arguments.may_be_empty
+    given = {field: value for field, value in form.items() if field not in OURS and (value.strip() or field in empty)}
     arguments = read_arguments(action, given)
     if action.is_destructive and form.get("confirmed") != "yes":
         return await _confirm(request, action, given, form.get("return_to", ""))

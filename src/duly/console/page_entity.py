@@ -8,12 +8,11 @@ from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 
 from duly.console import sql
-from duly.console.routes import Pages, Query, read, show
+from duly.console.routes import Pages, Query, read, read_number, show
 from duly.console.timeline import read_timeline
 from duly.errors import NotFound
 from duly.ids import parse_uuid
 from duly.operate import sql_why
-from duly.operate.arguments import LARGEST_ID
 from duly.operate.dead_letters import find_dead_letter
 from duly.operate.jobs import find_job, list_executions
 from duly.operate.why import around
@@ -56,13 +55,17 @@ async def search(request: Request) -> Response:
 
 
 async def _find(look: Look, asked: str) -> str | None:
+    """With its kind before it, as ``duly why`` takes it, or without."""
+    kind, _, rest = asked.partition(":")
+    if kind in KINDS and rest and (found := await _find_one(look, rest)):
+        return found
+    return await _find_one(look, asked)
+
+
+async def _find_one(look: Look, asked: str) -> str | None:
     from duly.console.app import link
 
-    kind, _, rest = asked.partition(":")
-    if kind in KINDS and rest and (found := await _find(look, rest)):
-        return found
-    if asked.isascii() and asked.isdigit() and 0 < int(asked[:25]) <= LARGEST_ID:
-        id = int(asked)
+    if id := read_number(asked):
         if await find_job(look.tx, id) or await find_dead_letter(look.tx, id):
             return link(f"/jobs/{id}")
         if await list_executions(look.tx, job_id=id, limit=1):

@@ -11,11 +11,11 @@ from fastapi.responses import Response
 
 from duly.console import sql
 from duly.console.overview import Queue, read_pulse
+from duly.console.record import read_audit
 from duly.console.routes import BadQuery, Pages, Query, read, show, signed_in
 from duly.errors import NotFound
 from duly.ids import parse_uuid
 from duly.operate import sql_why
-from duly.operate.audit import list_audit
 from duly.operate.counts import Count
 from duly.operate.events import EventEntry, list_events
 from duly.operate.why import why
@@ -120,7 +120,7 @@ async def event(request: Request, id: UUID) -> Response:
     """One event: where it stands, who consumed it, and what it carries."""
     async with read(request) as look:
         rows = await look.rows(sql.FIND_EVENT, id=id)
-        audit = await list_audit(look.tx, subject=f"event:{id}", limit=20)
+        audit = await read_audit(request, look, subject=f"event:{id}", limit=20)
         if not rows and not audit:
             raise NotFound("no event has this id; history older than the retention is dropped")
         found = rows[0] if rows else None

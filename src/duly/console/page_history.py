@@ -10,7 +10,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from duly.console import sql
-from duly.console.routes import BadQuery, Pages, Query, read, show
+from duly.console.routes import BadQuery, Pages, Query, read, read_moment, read_number, show
 from duly.ids import parse_uuid
 from duly.operate.arguments import LARGEST_ID
 from duly.operate.dead_letters import DeadLetter, count_dead_letters, group_dead_letters
@@ -23,6 +23,7 @@ PAGE = 50
 NAMES_LIMIT = 200
 SCAN_BUDGET = 50_000
 DEAD_SCAN = 5_000
+JOB_SCAN = 1_000
 OUTCOMES = ("done", "duplicate", "retried", "snoozed", "cancelled", "buried", "lost", "released")
 
 
@@ -67,8 +68,14 @@ async def _runs(
 ) -> list[Execution]:
     before = _before_run(query)
     if job is not None:
-        found = await list_executions(look.tx, job_id=job or LARGEST_ID, before=before, limit=PAGE + 1)
-        return [one for one in found if outcome in (None, one.outcome)]
+        is_filtered = (outcome, since, until) != (None, None, None)
+        scan = JOB_SCAN if is_filtered else PAGE + 1
+        found = await list_executions(look.tx, job_id=job or LARGEST_ID, before=before, limit=scan)
+        return [
+            one for one in found
+            if outcome in (None, one.outcome) and (since is None or one.completed_at >= since)
+            and (until is None or one.completed_at <= until)
+        ][: PAGE + 1]  # fmt: skip
     values: dict[str, Any] = {"since": since, "until": until, "outcome": outcome, "limit": PAGE + 1}
     values["before_at"], values["before_id"] = before or (None, None)
     if entity is not None:
@@ -85,21 +92,10 @@ def _before_run(query: Query) -> tuple[datetime, UUID] | None:
     given = query.after()
     if given is None:
         return None
-    at, id = read_moment(given[0]), parse_uuid(given[1])
-    if id is None:
+    at, id = read_moment(given[0], naive=False), parse_uuid(given[1])
+    if at is None or id is None:
         raise BadQuery("after is what the link to the next page says")
     return at, id
-
-
-def read_moment(given: str) -> datetime:
-    """The time in a link to the next page."""
-    try:
-        at = datetime.fromisoformat(given)
-    except ValueError:
-        raise BadQuery("after is what the link to the next page says") from None
-    if at.tzinfo is None:
-        raise BadQuery("after is what the link to the next page says")
-    return at
 
 
 async def dead_letters(request: Request) -> Response:
@@ -128,10 +124,9 @@ async def _letters(
 ) -> list[DeadLetter]:
     before_at, before_id = None, None
     if (given := query.after()) is not None:
-        before_at = read_moment(given[0])
-        if not (given[1].isascii() and given[1].isdigit()) or int(given[1][:25]) > LARGEST_ID:
+        before_at, before_id = read_moment(given[0], naive=False), read_number(given[1])
+        if before_at is None or before_id is None:
             raise BadQuery("after is what the link to the next page says")
-        before_id = int(given[1])
     values = {"before_at": before_at, "before_id": before_id, "error_kind": kind, "limit": PAGE + 1}
     values["scan"] = PAGE + 1 if kind is None else DEAD_SCAN
     if entity is not None:

@@ -11,12 +11,12 @@ from fastapi.responses import Response
 
 from duly.console import sql
 from duly.console.overview import Queue, read_pulse
-from duly.console.routes import BadQuery, Pages, Query, read, show, signed_in
+from duly.console.record import read_audit
+from duly.console.routes import BadQuery, Pages, Query, read, read_moment, read_number, show, signed_in
 from duly.errors import NotFound
 from duly.ids import parse_uuid
 from duly.operate import sql as operate_sql
 from duly.operate.arguments import LARGEST_ID
-from duly.operate.audit import list_audit
 from duly.operate.counts import Count
 from duly.operate.dead_letters import find_dead_letter
 from duly.operate.jobs import STATUSES, Execution, QueuedJob, find_job, list_executions, list_jobs
@@ -129,20 +129,10 @@ def _after(query: Query) -> tuple[str | None, int | None]:
     if given is None:
         return None, None
     at, id = given
-    if at != "infinity":
-        at = _moment(at)
-    if not (id.isascii() and id.isdigit()) or len(id) > 19 or int(id) > LARGEST_ID:
+    moment, number = read_moment(at), read_number(id)
+    if number is None or (moment is None and at != "infinity"):
         raise BadQuery("after is what the link to the next page says")
-    return at, int(id)
-
-
-def _moment(given: str) -> str:
-    from datetime import datetime
-
-    try:
-        return datetime.fromisoformat(given).isoformat()
-    except ValueError:
-        raise BadQuery("after is what the link to the next page says") from None
+    return moment.isoformat() if moment is not None else at, number
 
 
 async def job(request: Request, id: int) -> Response:
@@ -152,7 +142,7 @@ async def job(request: Request, id: int) -> Response:
     async with read(request) as look:
         queued, dead = await find_job(look.tx, id), await find_dead_letter(look.tx, id)
         runs = await list_executions(look.tx, job_id=id, limit=PAGE)
-        audit = await list_audit(look.tx, subject=f"job:{id}", limit=20)
+        audit = await read_audit(request, look, subject=f"job:{id}", limit=20)
         found: Any = queued or dead or (runs[0] if runs else None)
         if found is None and not audit:
             raise NotFound(f"no job has the number {id}; history older than the retention is dropped")

@@ -8,9 +8,9 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from duly.console.overview import read_pulse
+from duly.console.record import read_audit
 from duly.console.rollup import series
 from duly.console.routes import Pages, read, show
-from duly.operate.audit import list_audit
 
 if TYPE_CHECKING:
     from duly.console.app import Console
@@ -29,6 +29,6 @@ async def overview(request: Request) -> Response:
     await console.rollup.refresh(patience_seconds=PATIENCE_SECONDS)
     async with read(request) as look:
         pulse = await read_pulse(look)
-        audit = await list_audit(look.tx, limit=5)
+        audit = await read_audit(request, look, limit=5)
     points = console.rollup.points(look.now)
     return show(request, "overview.html", pulse=pulse, now=look.now, points=points, series=series(points), audit=audit)

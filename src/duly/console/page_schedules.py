@@ -10,9 +10,9 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from duly.console import sql
+from duly.console.record import read_audit
 from duly.console.routes import Pages, Query, read, show
 from duly.errors import Invalid, NotFound
-from duly.operate.audit import list_audit
 from duly.operate.jobs import list_executions
 from duly.schedules.cron import Cron, Occurrence
 from duly.schedules.edit import ScheduleRow, get_schedule, list_schedules
@@ -70,7 +70,7 @@ async def schedule(request: Request, name: str) -> Response:
     async with read(request) as look:
         row = await get_schedule(look.tx, name)
         runs = await list_executions(look.tx, name=name, limit=20)
-        audit = await list_audit(look.tx, subject=f"schedule:{name}", limit=50)
+        audit = await read_audit(request, look, subject=f"schedule:{name}", limit=50)
     return show(
         request, "schedule.html", now=look.now, schedule=row, runs=runs, audit=audit,
         preview=preview(_values(row), look.now),

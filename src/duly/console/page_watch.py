@@ -6,9 +6,9 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from duly.console import sql
+from duly.console.record import read_audit
 from duly.console.routes import Pages, Query, read, show
 from duly.operate.alerts import list_alerts
-from duly.operate.audit import list_audit
 from duly.operate.status import ALIVE_SECONDS, PROCESSES_LIMIT
 
 PAGE = 50
@@ -26,7 +26,7 @@ async def audit(request: Request) -> Response:
     query = Query(request)
     subject, after = query.text("subject"), query.number("after")
     async with read(request) as look:
-        found = await list_audit(look.tx, subject=subject, before=after, limit=PAGE + 1)
+        found = await read_audit(request, look, subject=subject, before=after, limit=PAGE + 1)
     more = found[PAGE - 1].id if len(found) > PAGE else None
     return show(
         request, "audit.html", now=look.now, entries_=found[:PAGE], subject=subject, after=more, is_first=after is None

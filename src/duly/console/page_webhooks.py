@@ -9,9 +9,9 @@ from uuid import UUID
 from fastapi import Request
 from fastapi.responses import Response
 
+from duly.console.record import read_audit
 from duly.console.routes import Pages, Query, read, show, signed_in
 from duly.errors import Forbidden, NotFound
-from duly.operate.audit import list_audit
 from duly.webhooks.actions import OPERATOR
 from duly.webhooks.deliveries import STATUSES, TEST_TYPE, Delivery, count_deliveries, find_delivery, list_deliveries
 from duly.webhooks.look import (
@@ -77,7 +77,7 @@ async def webhook(request: Request, id: UUID) -> Response:
     before = query.number("after")
     async with read(request) as look:
         found = await find_any(look.tx, id)
-        audit = await list_audit(look.tx, subject=f"webhook_subscription:{id}", limit=20)
+        audit = await read_audit(request, look, subject=f"webhook_subscription:{id}", limit=20)
         if found is None and not audit:
             raise NotFound("no webhook subscription has this id")
         if found is None:
@@ -117,7 +117,7 @@ async def delivery(request: Request, id: UUID) -> Response:
         found = await find_delivery(look.tx, id)
         subscription = await find_any(look.tx, found.delivery.subscription_id)
         sentences = await say_delivery(look.tx, found.delivery, subscription, look.now)
-        audit = await list_audit(look.tx, subject=f"webhook_delivery:{id}", limit=20)
+        audit = await read_audit(request, look, subject=f"webhook_delivery:{id}", limit=20)
     body = found.body.decode() if found.body is not None else None
     return show(
         request, "delivery.html", now=look.now, delivery=found.delivery, attempts=found.attempts[:ATTEMPTS_LIMIT],

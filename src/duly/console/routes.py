@@ -18,6 +18,7 @@ from fastapi.routing import APIRoute
 
 from duly.console.sessions import Session
 from duly.errors import DulyError, Forbidden, Invalid, Malformed, NotFound, TooLarge, Unauthenticated
+from duly.http.problems import database_facts, translate
 from duly.ids import parse_uuid
 from duly.operate.arguments import LARGEST_ID, TEXT_LIMIT
 
@@ -28,6 +29,7 @@ log = structlog.get_logger("duly.console")
 MOUNT = "/console"
 FORM_LIMIT_BYTES = 131_072
 FIELDS_LIMIT = 50
+LONGEST_NUMBER = len(str(LARGEST_ID))
 UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 SITES = frozenset({"same-origin", "none"})  # what Sec-Fetch-Site may say; "none" is a person's own doing
 TITLES = {
@@ -82,10 +84,14 @@ class PageRoute(APIRoute):
             except DulyError as error:
                 return show_error(request, error)
             except Exception as error:
-                if not console.is_unavailable(error):
+                if console.is_unavailable(error):
+                    log.warning("console_database_away", error=type(error).__name__)
+                    return show(request, "away.html", status=503)
+                refusal = translate(error)
+                if refusal is None:
                     raise
-                log.warning("console_database_away", error=type(error).__name__)
-                return show(request, "away.html", status=503)
+                log.warning("console_database_said_no", error=type(error).__name__, **database_facts(error))
+                return show_error(request, refusal)
 
         return answer
 
@@ -125,10 +131,17 @@ def check_origin(console: Console, request: Request) -> None:
     """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     hosts = {request.headers.get("host", ""), urlsplit(console.settings.console_url).netloc} - {""}
-    is_ours = origin is None or (origin == "null" and site in SITES) or urlsplit(origin).netloc in hosts
+    is_ours = origin is None or (origin == "null" and site in SITES) or _host(origin) in hosts
     if not is_ours or (site is not None and site not in SITES):
         log.warning("console_origin_refused", path=request.scope["path"])
         raise Forbidden("this request comes from another site")
+
+
+def _host(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 async def read_form(request: Request) -> dict[str, str]:
@@ -195,6 +208,24 @@ def _query(request: Request) -> str:
     return f"?{query}" if query else ""
 
 
+def read_number(given: str) -> int | None:
+    """A whole number that an id can be; None for anything else."""
+    if not (given.isascii() and given.isdigit()) or len(given) > LONGEST_NUMBER:
+        return None
+    return int(given) if int(given) <= LARGEST_ID else None
+
+
+def read_moment(given: str, *, naive: bool = True) -> datetime | None:
+    """An instant, in UTC if it names no zone (or None, if it must); None for what is none, in any zone."""
+    try:
+        moment = datetime.fromisoformat(given)
+        if moment.tzinfo is None and not naive:
+            return None
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
 class Query:
     """The filters in an address; whatever is wrong with them is a sentence, and never an error of ours."""
 
@@ -224,20 +255,20 @@ class Query:
         value = self.text(name)
         if value is None:
             return None
-        if not (value.isascii() and value.isdigit()) or int(value[:25]) > LARGEST_ID:
+        found = read_number(value)
+        if found is None:
             raise BadQuery(f"{name} is a whole number")
-        return int(value)
+        return found
 
     def moment(self, name: str) -> datetime | None:
         """An instant, if one is given; without a zone it is UTC."""
         value = self.text(name)
         if value is None:
             return None
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            raise BadQuery(f"{name} is a time such as 2026-03-01T09:00") from None
-        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        found = read_moment(value)
+        if found is None:
+            raise BadQuery(f"{name} is a time such as 2026-03-01T09:00")
+        return found
 
     def id(self, name: str) -> UUID | None:
         """A UUID, if one is given."""
@@ -252,11 +283,8 @@ class Query:
         given = self.after(name)
         if given is None:
             return None
-        try:
-            at, id = datetime.fromisoformat(given[0]), parse_uuid(given[1])
-        except ValueError:
-            at, id = None, None
-        if at is None or at.tzinfo is None or id is None:
+        at, id = read_moment(given[0], naive=False), parse_uuid(given[1])
+        if at is None or id is None:
             raise BadQuery(f"{name} is what the link to the next page says")
         return at, id
 

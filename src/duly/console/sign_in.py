@@ -57,11 +57,11 @@ class Attempt:
         try:
             if not 0 < len(cookie) <= COOKIE_LIMIT:
                 raise ValueError
-            found = json.loads(base64.urlsafe_b64decode(cookie))
+            found = parse_object(base64.urlsafe_b64decode(cookie))
             attempt = cls(**found)
-            if not all(isinstance(value, str) and value for value in found.values()):
+            if not all(isinstance(value, str) and value.isascii() and value for value in found.values()):
                 raise ValueError
-        except (ValueError, TypeError, UnicodeDecodeError):
+        except (ValueError, TypeError):
             raise Malformed("this sign-in was not begun here, or too long ago: sign in again") from None
         return attempt
 

@@ -36,8 +36,8 @@ Url = Annotated[str, Field(min_length=8, max_length=2_000, pattern=URL_PATTERN)]
 Patterns = Annotated[list[Annotated[str, Field(pattern=PATTERN)]], Field(min_length=1, max_length=100)]
 Secret = Annotated[SecretStr, Field(min_length=16, max_length=200, json_schema_extra={"pattern": SECRET_PATTERN})]
 Description = Annotated[str, Field(max_length=500, pattern=ONE_LINE)]
-InFlight = Annotated[int, Field(ge=1, le=100)]
-TimeoutSeconds = Annotated[int, Field(ge=1, le=30)]
+InFlight = Annotated[int, Field(ge=1, le=100, strict=True)]
+TimeoutSeconds = Annotated[int, Field(ge=1, le=30, strict=True)]
 PageSize = Annotated[int, Query(ge=1, le=200)]
 
 
@@ -82,8 +82,8 @@ class Range(BaseModel):
 
     since: AwareDatetime
     until: AwareDatetime
-    only_failed: Annotated[bool, Field(alias="onlyFailed")] = True
-    after: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    only_failed: Annotated[bool, Field(alias="onlyFailed", strict=True)] = True
+    after: Annotated[int, Field(ge=0, le=2**63 - 1, strict=True)] = 0
 
 
 class SubscriptionView(BaseModel):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -29,6 +29,8 @@ class Arguments(BaseModel):
     """What an action is given; a member that it does not know is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    may_be_empty: ClassVar[frozenset[str]] = frozenset()
+    """What a form empties by sending nothing; any other field that is empty was left out."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ def _parsed(given: Any) -> Any:
         return given
     try:
         return load_json(given)
+    except RecursionError:
+        raise ValueError("it is not JSON that can be read: it is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from None
 

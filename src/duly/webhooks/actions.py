@@ -82,6 +82,8 @@ class NewSubscription(Arguments):
 class SubscriptionChange(Arguments):
     """What of a subscription is to change; with ``expected_version`` an edit made from an old page is refused."""
 
+    may_be_empty = frozenset({"description"})
+
     id: UUID
     url: Url | None = None
     events: Patterns | None = None

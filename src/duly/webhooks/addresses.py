@@ -40,6 +40,7 @@ _SPECIAL_V4 = [
         "192.0.0.0/24", "192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24",  # protocols, documentation
         "192.31.196.0/24", "192.52.193.0/24", "192.175.48.0/24",  # AS112, AMT
         "192.88.99.0/24",  # 6to4 relays
+        "168.63.129.16/32",  # Azure's platform, for each of its machines
         "198.18.0.0/15",  # benchmarks
         "224.0.0.0/4",  # multicast
         "240.0.0.0/4",  # reserved, and broadcast
@@ -60,7 +61,7 @@ _COMPATIBLE = ipaddress.IPv6Network("::/96")
 _NEVER = [ipaddress.ip_network(net) for net in ("0.0.0.0/8", "224.0.0.0/4", "255.255.255.255/32", "::/128", "ff00::/8")]
 _LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 # Only a network that names it opens the door to what a cloud tells its machines.
-_METADATA = (ipaddress.ip_network("169.254.0.0/16"), ipaddress.ip_network("fd00:ec2::/32"))
+_METADATA = tuple(ipaddress.ip_network(net) for net in ("169.254.0.0/16", "168.63.129.16/32", "fd00:ec2::/32"))
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def check_url(url: str, allowed: Allowed) -> str:
         port, host = parts.port, parts.hostname
     except ValueError:
         raise Invalid("the URL cannot be read: write it as https://host/path") from None
-    if parts.scheme not in ("https", "http") or not parts.netloc:
+    if not url.startswith(("https://", "http://")) or not parts.netloc:
         raise Invalid("the URL starts with https://")
     if parts.scheme == "http" and not allowed.http:
         raise Invalid("the URL starts with https://: without TLS anybody on the way could read it")

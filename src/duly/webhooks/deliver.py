@@ -166,7 +166,7 @@ class Deliverer:
             )  # fmt: skip
         if after != before:
             await fetch(tx, sql.NOTE_STANDING, id=task.subscription_id, **vars(after))
-        if verdict.status == "PERMANENTLY_FAILED":
+        if verdict.status == "PERMANENTLY_FAILED" and before.status != "DELETED":  # nobody could repair that
             message = f"{sent.headers['X-Event-Type']} was not taken in {verdict.tries} tries; the last: {answer.error}"
             await fetch(tx, sql.RAISE_ALERT, kind="webhook_failed", subject=str(task.subscription_id), message=message)
         if after.status == "DISABLED" and before.status != "DISABLED":

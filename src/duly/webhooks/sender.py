@@ -26,6 +26,9 @@ from duly.webhooks.addresses import Allowed, check_host_addresses, read_address
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 ANSWER_BYTES = 65_536
+WIRE_BYTES = 8 * ANSWER_BYTES  # with headers, and whatever cuts the body into chunks
+PIECE_BYTES = 16_384
+MOST_PIECES = 4_096  # a body in chunks of one byte is as good as read long before
 EXCERPT_CHARACTERS = 2_048
 DNS_SECONDS = 5.0
 MOST_DIALLED = 3
@@ -84,7 +87,7 @@ class _Checked(httpcore2.AsyncNetworkBackend):
         for address in addresses[:MOST_DIALLED]:
             self.dialled = str(address)
             try:
-                return await self._backend.connect_tcp(str(address), port, timeout=timeout)
+                return _Bounded(await self._backend.connect_tcp(str(address), port, timeout=timeout))
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failure = error
         raise failure or _NotResolved
@@ -104,6 +107,43 @@ class _Checked(httpcore2.AsyncNetworkBackend):
             return check_host_addresses(found, self._allowed)
         except ValueError as error:
             raise _AddressRefused(str(error)) from None
+
+
+class _Bounded(httpcore2.AsyncNetworkStream):
+    """Reads a little at a time, and so much in all: headers, chunks and trailers without end are parsed by nobody.
+
+    A piece is small, because nobody else's webhook moves while it is parsed.
+    """
+
+    def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
+        self._stream = stream
+        self._left = WIRE_BYTES
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """The next piece."""
+        if self._left <= 0:
+            raise httpcore2.RemoteProtocolError("the answer has more bytes than any answer needs")
+        piece = await self._stream.read(min(max_bytes, PIECE_BYTES), timeout)
+        self._left -= len(piece)
+        return piece
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """As it is."""
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        """As it is."""
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore2.AsyncNetworkStream:
+        """The bound is on what TLS brings."""
+        return _Bounded(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:
+        """As it is."""
+        return self._stream.get_extra_info(info)
 
 
 class Sender:
@@ -198,6 +238,7 @@ class _Seen:
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self._body = bytearray()
+        self._pieces = 0
 
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """The first lines; of the headers only some are kept."""
@@ -210,7 +251,8 @@ class _Seen:
     def take(self, chunk: bytes) -> bool:
         """One piece of the body; False when that is enough."""
         self._body += chunk[: ANSWER_BYTES - len(self._body)]
-        return len(self._body) < ANSWER_BYTES
+        self._pieces += 1
+        return len(self._body) < ANSWER_BYTES and self._pieces < MOST_PIECES
 
     def excerpt(self) -> str:
         """The beginning of the body, as text that can be stored."""

@@ -145,6 +145,7 @@ async def test_nobody_sees_or_touches_what_is_somebody_elses(api: Served) -> Non
         {"url": "https://0x7f.1/"}, {"url": "ftp://example.com/"}, {"url": "https://user@example.com/"}, {"url": ""},
         {"events": []}, {"events": ["no spaces"]}, {"events": ["x"] * 101}, {"secret": "short"},
         {"secret": "whsec_notbase64notbase64!"}, {"maxInFlight": 0}, {"maxInFlight": 101}, {"timeoutSeconds": 31},
+        {"maxInFlight": True}, {"maxInFlight": "5"}, {"timeoutSeconds": "5"},
         {"description": "x" * 501}, {"description": "nul\x00"}, {"unknown": 1},
     ],
 )  # fmt: skip

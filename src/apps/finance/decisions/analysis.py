@@ -23,6 +23,7 @@ from apps.finance.decisions.model import NOW, Function, Rule, Settings
 MOST_STEPS = 2_000
 MOST_STEPS_A_PAIR = 200
 MOST_TRIES = 64
+MOST_FINDINGS = 20
 MOST_OF_ONE = 6
 
 
@@ -62,44 +63,38 @@ def analyse(
     if found.witness is None:
         message = "it could not be decided whether some input matches it"
         findings.append(Finding(FindingKind.UNDECIDED, rule.id, message))
-    rest = [other for other in others if other.id != rule.id]
-    for other in rest:
-        if other.terminate and other.place < rule.place:
-            findings += _shadow(search, stopped=rule, by=other, example=found.witness)
+    pairs = [(rule, other) for other in others if other.id != rule.id and other.terminate and other.place < rule.place]
     if rule.terminate:
-        for other in rest:
-            if rule.place < other.place:
-                findings += _shadow(search, stopped=other, by=rule, example=None)
+        pairs += [(other, rule) for other in others if other.id != rule.id and rule.place < other.place]
+    for stopped, by in pairs:
+        if search.steps <= 0 or len(findings) >= MOST_FINDINGS:
+            message = f"there is too much to say about {len(pairs)} pairs of rules: this is not all of it"
+            findings.append(Finding(FindingKind.UNDECIDED, rule.id, message))
+            break
+        findings += _shadow(search, stopped=stopped, by=by, match=found if stopped is rule else None)
     return findings
 
 
-def _shadow(
-    search: _Search, *, stopped: Rule, by: Rule, example: Mapping[str, Any] | None
-) -> list[Finding]:  # fmt: skip
+def _shadow(search: _Search, *, stopped: Rule, by: Rule, match: _Found | None) -> list[Finding]:
     """Whether everything that matches one is stopped by the other."""
-    if search.steps <= 0:
-        message = "there are too many rules to decide whether another one stops it"
-        return [Finding(FindingKind.UNDECIDED, stopped.id, message, by.id)]
 
     def gets_through(facts: Mapping[str, Any]) -> bool:
         return _says(search, stopped, facts) and not _says(search, by, facts)
 
-    wanted = [_meaning(stopped.conditions, _Want.TRUE), _meaning(by.conditions, _Want.NOT_TRUE)]
+    matches = _meaning(stopped.conditions, _Want.TRUE)
+    wanted = [matches, _meaning(by.conditions, _Want.NOT_TRUE)]
     through = search.run(wanted, gets_through, most=MOST_STEPS_A_PAIR)
     if through.witness is not None:
         return []
-    if example is None:
-        matches = [_meaning(stopped.conditions, _Want.TRUE)]
-        example = search.run(
-            matches, lambda facts: _says(search, stopped, facts), most=MOST_STEPS_A_PAIR
-        ).witness  # fmt: skip
-    if through.is_empty and example is not None:
-        message = f"whatever matches it is stopped before by the rule {by.name!r}, which terminates"
-        return [Finding(FindingKind.SHADOWED, stopped.id, message, by.id, example)]
-    if through.is_empty:
-        return []  # nothing matches it anyway
-    message = f"it could not be decided whether the rule {by.name!r} always stops it"
-    return [Finding(FindingKind.UNDECIDED, stopped.id, message, by.id)]
+    if not through.is_empty:
+        message = f"it could not be decided whether the rule {by.name!r} always stops it"
+        return [Finding(FindingKind.UNDECIDED, stopped.id, message, by.id)]
+    if match is None:
+        match = search.run([matches], lambda facts: _says(search, stopped, facts), most=MOST_STEPS_A_PAIR)
+    if match.is_empty:
+        return []  # it never matches anyway, which its own author was told
+    message = f"whatever matches it is stopped before by the rule {by.name!r}, which terminates"
+    return [Finding(FindingKind.SHADOWED, stopped.id, message, by.id, match.witness)]
 
 
 def _says(search: _Search, rule: Rule, facts: Mapping[str, Any]) -> bool:
@@ -182,6 +177,7 @@ class _State:
     crossing: list[_Holds] = field(default_factory=list)
 
     def copy(self) -> _State:
+        """The same case, to suppose more."""
         return _State(dict(self.presence), {name: list(held) for name, held in self.holds.items()}, [*self.crossing])
 
 

@@ -243,10 +243,12 @@ class _Reader:
         self.faults: list[Fault] = []
 
     def check_size(self, path: str) -> None:
+        """Note it when there was more than a rule may have."""
         if self._count > MOST_CONDITIONS:
             self._note(Fault("body", path, f"a rule has at most {MOST_CONDITIONS} conditions"))
 
     def read(self, given: Any, path: str, depth: int) -> Node | None:
+        """A condition, or None when something is wrong with it or enough has been said."""
         self._count += 1
         if self._count > MOST_CONDITIONS or len(self.faults) >= MOST_FAULTS:
             return None

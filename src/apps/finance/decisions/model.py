@@ -13,12 +13,23 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from apps.finance.decisions.language import FIELD_NAME, MOST_FAULTS, BadRule, Kind, Node, refusal, suggest
-from duly.errors import Conflict, Fault, NotFound
+from apps.finance.decisions.language import (
+    FIELD_NAME,
+    LARGEST_DECIMAL,
+    LIST_NAME,
+    MOST_FAULTS,
+    BadRule,
+    Kind,
+    Node,
+    refusal,
+    suggest,
+)
+from duly.errors import Conflict, Fault, Invalid, NotFound
 
 MOST_FIELDS = 200
 MOST_VELOCITY = 20
 MOST_RULES = 1_000
+MOST_RULE_SETS = 500
 MOST_BY = 3
 MOST_MEMBERS_OF_A_LIST = 10_000
 LONGEST_WINDOW_SECONDS = 31 * 86_400
@@ -95,6 +106,10 @@ class RuleSetExists(Conflict):
 
 class RuleDeprecated(Conflict):
     """The rule is deprecated, which is final."""
+
+
+class TooManyRuleSets(Conflict):
+    """There are as many rule sets as there may be."""
 
 
 class RuleSetFull(Conflict):
@@ -331,6 +346,20 @@ def short(text: str) -> str:
     """The text, or its hash."""
     written = text.encode()
     return text if len(written) <= LONGEST_KEY_BYTES else f"sha256:{hashlib.sha256(written).hexdigest()}"
+
+
+def check_observation(one: Observation) -> None:
+    """Invalid, unless it can be counted: one that cannot would spoil every sum it is in."""
+    amount = one.amount if one.amount is not None else Decimal(0)
+    texts = [*one.by, *([one.value] if one.value is not None else [])]
+    if not re.fullmatch(LIST_NAME, one.stream) or not 1 <= len(one.by) <= MOST_BY:
+        raise Invalid(f"an observation has a stream, named like a list, and 1 to {MOST_BY} texts it is counted by")
+    if not amount.is_finite() or not 0 <= amount < LARGEST_DECIMAL:
+        raise Invalid("the amount of an observation is 0 or more, and has at most 18 digits before its point")
+    if any("\x00" in text for text in texts):
+        raise Invalid("what an observation is counted by has no NUL")
+    if one.at is not None and one.at.tzinfo is None:
+        raise Invalid("the moment of an observation has an offset")
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:

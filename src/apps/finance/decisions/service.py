@@ -20,6 +20,7 @@ from apps.finance.decisions.language import BadRule, lists_of, parse
 from apps.finance.decisions.loading import Cache, Loaded, read_rule
 from apps.finance.decisions.model import (
     MOST_OBSERVATIONS,
+    MOST_RULE_SETS,
     MOST_RULES,
     NOW,
     Changed,
@@ -40,10 +41,12 @@ from apps.finance.decisions.model import (
     RuleVersion,
     Status,
     StillInUse,
+    TooManyRuleSets,
     Unacknowledged,
     ValueList,
     Velocity,
     Verdict,
+    check_observation,
     key_of,
     read_action,
     read_settings,
@@ -153,6 +156,8 @@ async def observe(tx: Tx, *observations: Observation) -> None:
     """Count what happened, in the transaction in which it happens, for the velocity facts of what comes after it."""
     if not 1 <= len(observations) <= MOST_OBSERVATIONS:
         raise Invalid(f"observe 1 to {MOST_OBSERVATIONS} things at a time")
+    for one in observations:
+        check_observation(one)
     await store.observe(
         tx,
         [
@@ -378,6 +383,9 @@ async def create_rule_set(
 ) -> RuleSetRecord:
     """A rule set without rules: it says its default."""
     read_settings(settings)
+    await store.lock_changes(tx)
+    if await store.count_rule_sets(tx) >= MOST_RULE_SETS:
+        raise TooManyRuleSets(f"there are {MOST_RULE_SETS} rule sets")
     if not await store.insert_rule_set(tx, rule_set_id, description=description):
         raise RuleSetExists(f"{rule_set_id} exists already")
     return await store.publish(tx, rule_set_id, settings=settings, reason="created", actor=actor)
@@ -456,6 +464,8 @@ async def keep_partitions(tx: Tx) -> int:
 
 async def forget(tx: Tx, *, days: int) -> tuple[dict[str, int], bool]:
     """Drop what is older than the retention; how much, and whether a limit ended it."""
-    gone = {"days of the log": await store.drop_partitions(tx, days=days)}
-    batches = await store.forget(tx, log_days=days, observation_days=OBSERVATION_DAYS, batch=FORGET_BATCH)
-    return gone | batches, FORGET_BATCH in batches.values()
+    gone = await store.forget(tx, log_days=days, observation_days=OBSERVATION_DAYS, batch=FORGET_BATCH)
+    has_more = FORGET_BATCH in gone.values()
+    # Last, for whoever drops a partition keeps every evaluation waiting until the commit.
+    gone["days of the log"] = await store.drop_partitions(tx, days=days)
+    return gone, has_more

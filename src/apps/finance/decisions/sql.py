@@ -25,6 +25,7 @@ INSERT INTO decisions.rule_sets (id, description, created_at, updated_at)
 VALUES (:id, :description, duly.now(), duly.now()) ON CONFLICT (id) DO NOTHING
 RETURNING id
 """)
+COUNT_RULE_SETS = text("SELECT count(*) FROM decisions.rule_sets")
 DESCRIBE_RULE_SET = text("UPDATE decisions.rule_sets SET description = :description WHERE id = :id")
 PUBLISH = text("""
 WITH active AS (
@@ -155,6 +156,19 @@ VALUES (duly.uuid7(CAST(:at AS timestamptz)), :rule_set_id, :rule_set_version, :
 RETURNING id
 """)
 FIND_DECISION = text("SELECT * FROM decisions.log WHERE id = :id")
+LIST_DECISIONS = text("""
+SELECT * FROM decisions.log
+WHERE rule_set_id = :rule_set_id AND id < coalesce(CAST(:before AS uuid), 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+  AND decision = coalesce(CAST(:decision AS text), decision)
+ORDER BY id DESC LIMIT :limit
+""")
+# What was not approved is what people look for, and rare: it has an index of its own.
+LIST_FLAGGED = text("""
+SELECT * FROM decisions.log
+WHERE rule_set_id = :rule_set_id AND decision = :decision AND decision <> 'APPROVE'
+  AND id < coalesce(CAST(:before AS uuid), 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+ORDER BY id DESC LIMIT :limit
+""")
 FIND_FACTS = text("""
 SELECT id, facts, decision FROM decisions.log
 WHERE rule_set_id = :rule_set_id AND id < CAST(:before AS uuid) AND id >= CAST(:since AS uuid)

@@ -13,6 +13,7 @@ from sqlalchemy import select
 
 from apps.finance.decisions import sql
 from apps.finance.decisions.model import (
+    Outcome,
     RuleRecord,
     RuleSetRecord,
     RuleVersion,
@@ -20,7 +21,7 @@ from apps.finance.decisions.model import (
     Status,
     ValueList,
 )
-from apps.finance.decisions.tables import list_versions, log, rule_versions, rules
+from apps.finance.decisions.tables import list_versions, rule_versions, rules
 from apps.finance.decisions.tables import metadata as metadata
 from duly import Tx
 
@@ -56,6 +57,12 @@ async def insert_rule_set(tx: Tx, rule_set_id: str, *, description: str) -> bool
     """Write one that has no version yet; whether the id was free."""
     made = await tx.execute(sql.INSERT_RULE_SET, {"id": rule_set_id, "description": description})
     return made.scalar_one_or_none() is not None
+
+
+async def count_rule_sets(tx: Tx) -> int:
+    """How many there are."""
+    found: int = (await tx.execute(sql.COUNT_RULE_SETS)).scalar_one()
+    return found
 
 
 async def describe_rule_set(tx: Tx, rule_set_id: str, *, description: str) -> None:
@@ -229,12 +236,12 @@ async def list_decisions(
     tx: Tx, *, rule_set_id: str, decision: str | None, before: UUID | None, limit: int
 ) -> list[Mapping[str, Any]]:
     """The newest first, of one rule set."""
-    query = select(log).where(log.c.rule_set_id == rule_set_id).order_by(log.c.id.desc()).limit(limit)
-    if decision is not None:
-        query = query.where(log.c.decision == decision)
-    if before is not None:
-        query = query.where(log.c.id < before)
-    return [dict(row) for row in (await tx.execute(query)).mappings()]
+    values = {"rule_set_id": rule_set_id, "before": before, "limit": limit}
+    if decision is not None and decision != Outcome.APPROVE.value:
+        found = await tx.execute(sql.LIST_FLAGGED, {**values, "decision": decision})
+    else:
+        found = await tx.execute(sql.LIST_DECISIONS, {**values, "decision": decision})
+    return [dict(row) for row in found.mappings()]
 
 
 async def find_ids_of_window(tx: Tx, since: datetime | None, until: datetime | None) -> tuple[UUID, UUID]:

@@ -150,6 +150,9 @@ log = Table(
     postgresql_partition_by="RANGE (id)",
 )
 Index("log_rule_set", log.c.rule_set_id, log.c.id)
+Index(
+    "log_flagged", log.c.rule_set_id, log.c.decision, log.c.id, postgresql_where=text("decision <> 'APPROVE'")
+)  # fmt: skip
 
 
 @event.listens_for(log, "after_create")

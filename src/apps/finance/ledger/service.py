@@ -211,7 +211,7 @@ async def place_hold(
     tx: Tx, account_id: UUID, *, amount: Decimal, reference: str, until: datetime | None = None
 ) -> Hold:
     """Set money aside that is there, with the timer that ends it."""
-    if not 0 < amount <= LARGEST_EXACT:
+    if not amount.is_finite() or not 0 < amount <= LARGEST_EXACT:
         raise at_path(BadHold(f"an amount is above zero and at most {LARGEST_EXACT}"), "$.amount")
     if not 1 <= len(reference) <= LONGEST_REFERENCE:
         raise at_path(BadHold(f"a reference has 1 to {LONGEST_REFERENCE} characters"), "$.reference")

@@ -106,6 +106,7 @@ CREATE TABLE decisions.log (
     CONSTRAINT log_decision_is_known CHECK (decision IN ('APPROVE', 'REVIEW', 'REJECT'))
 ) PARTITION BY RANGE (id);
 CREATE INDEX log_rule_set ON decisions.log (rule_set_id, id);
+CREATE INDEX log_flagged ON decisions.log (rule_set_id, decision, id) WHERE decision <> 'APPROVE';
 CREATE TABLE decisions.log_default PARTITION OF decisions.log DEFAULT;
 
 -- How much was observed in each minute and each hour: a window of any volume is read from at most some 800 rows.

@@ -131,7 +131,8 @@ def compare(condition: dict[str, Any], kind: str, fact: Any, against: Any) -> bo
     if op == "contains":
         return against in fact
     assert op == "matches"
-    return re.search(against, fact) is not None
+    end = str(against).replace("$", r"\Z")  # in RE2 it is the end of the text, and not also before a last newline
+    return re.search(end, fact) is not None
 
 
 # -- random rules and inputs -------------------------------------------------------------------------------------------

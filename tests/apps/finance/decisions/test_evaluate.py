@@ -15,6 +15,7 @@ from apps.finance.decisions import service
 from apps.finance.decisions.facts import BadFacts
 from apps.finance.decisions.model import Observation, Outcome, RuleSetNotFound
 from duly.db import Database
+from duly.errors import Invalid
 from duly.testing import BusinessClock
 from tests.apps.finance.decisions.acting import FIELDS, LARGE, Office
 from tests.apps.transfers.acting import counting
@@ -73,6 +74,13 @@ async def test_a_decision_can_be_read_with_a_trace_of_every_condition(office: Of
     assert read["facts"] == {"amount": "5", "count": None, "now": read["facts"]["now"]}
     page = await office.get("/decisions?ruleSetId=screening")
     assert [one["id"] for one in page["items"]] == [made["id"]]
+    approved = await office.evaluate({"amount": "5", "count": 1})
+    for query, expected in (
+        ("", [approved, made]), ("&decision=REVIEW", [made]), ("&decision=APPROVE", [approved]),
+        ("&decision=REJECT", []), (f"&before={approved['id']}", [made]), ("&limit=1", [approved]),
+    ):  # fmt: skip
+        page = await office.get(f"/decisions?ruleSetId=screening{query}")
+        assert [one["id"] for one in page["items"]] == [one["id"] for one in expected]
     assert (await office.ask("GET", f"/decisions/{uuid4()}")).status_code == 404
 
 
@@ -292,3 +300,35 @@ async def test_keys_of_any_length_are_counted(office: Office, db: Database) -> N
             await service.observe(tx, Observation("payments", (key,), value="v" * 9_000))
         assert await look(office, {"from": key}, "seen24h") == [1]
     assert set(FIELDS) >= {"from"}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Observation("s", ("a",), Decimal("NaN")), Observation("s", ("a",), Decimal("-0.01")),
+        Observation("s", ("a",), Decimal("Infinity")), Observation("s", ("a",), Decimal(10**18)),
+        Observation("S!", ("a",)), Observation("s", ()), Observation("s", ("a\x00",)),
+        Observation("s", ("a",), at=datetime(2026, 1, 1)),  # noqa: DTZ001 - that it has no zone is the point
+    ],
+)  # fmt: skip
+async def test_what_would_spoil_a_sum_is_not_observed(db: Database, bad: Observation) -> None:
+    async with db.transaction() as tx:
+        with pytest.raises(Invalid):
+            await service.observe(tx, Observation("s", ("fine",)), bad)
+
+
+async def test_what_is_decided_about_reaches_no_log_and_no_error(
+    office: Office, capfd: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    await office.make_set()
+    await office.rule({"field": "to", "op": "matches", "value": "secret-(rule|payee)"})
+    answers = []
+    name = "secret-payee"
+    for context in ({"to": name}, {"to": name + "\x00"}, {"to": name * 999}, {name: 1}):
+        body = {"ruleSetId": "screening", "context": {"amount": "4711.0815", **context}}
+        answers.append(await office.api.client.post("/v1/decision/evaluate", json=body, headers=office.caller))
+    assert [answer.status_code for answer in answers] == [200, 400, 400, 200]
+    captured = capfd.readouterr()
+    for text in (answers[1].text, answers[2].text, captured.out, captured.err):
+        assert "secret-payee" not in text
+        assert "4711" not in text

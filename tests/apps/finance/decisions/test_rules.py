@@ -229,3 +229,11 @@ async def test_a_rule_set_can_be_full(office: Office, db: Database, dsn: str, mo
     refused = await office.ask("POST", f"/rules/{second['id']}/activate", {})
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:duly:problem:rule-set-full")
     await office.activate(first)  # one that is active already takes no place
+
+
+async def test_the_number_of_rule_sets_is_bounded(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.finance.decisions.service.MOST_RULE_SETS", 3)
+    await office.make_set()
+    body = {"id": "one-more", "description": "d", "settings": {"fields": {"a": "string"}}}
+    refused = await office.ask("POST", "/rule-sets", body)
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:duly:problem:too-many-rule-sets")

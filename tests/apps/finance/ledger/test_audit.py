@@ -18,6 +18,7 @@ from apps.finance.ledger import audit, store_audit
 from apps.finance.ledger.events import JournalSealed
 from apps.wiring import app
 from duly.db import Database
+from duly.errors import Refused
 from duly.testing import drain
 from tests.apps.finance.ledger.acting import Books, count, move, refused
 from tests.apps.transfers.acting import made
@@ -213,6 +214,19 @@ async def test_what_is_not_committed_yet_is_sealed_later_and_in_its_place(books:
         slow.commit()
     assert (await seal(db)).transactions == 2
     assert (await verify(db)).first_violation is None
+
+
+async def test_a_journal_from_another_server_is_not_sealed_blindly(
+    books: Books, ledger: dict[str, Any], db: Database, dsn: str
+) -> None:
+    """Restored from a dump: what is new cannot be told by its database transaction, and that is said."""
+    corrupt(dsn, "INSERT INTO ledger.seals VALUES (1, '0', '900000000', 1, 2, decode(repeat('00', 32), 'hex'), "
+                 "decode(repeat('11', 32), 'hex'), duly.now())")  # fmt: skip
+    with pytest.raises(Refused, match="restored from a dump"):
+        await db.run(audit.seal_journal)
+    rows(dsn, "SELECT duly.schedule('ledger.seal')")
+    await drain(db, app.handlers)
+    assert value(dsn, "SELECT count(*) FROM duly.dead_letters WHERE error LIKE '%restored from a dump%'") == 1
 
 
 TAMPERINGS = [

@@ -186,13 +186,10 @@ async def test_closing_and_posting_at_once_leaves_no_entry_on_a_closed_account(b
     for close_first in (True, False):
         cash, customer = await books.open(), await books.open("LIABILITY")
         with holding(dsn, customer):
-            calls = [
-                lambda account=customer: books.send(f"/v1/accounts/{account}/close"),
-                lambda debit=cash, credit=customer: books.try_post(move(debit, credit, "1.00")),
-            ]
+            calls = [books.send(f"/v1/accounts/{customer}/close"), books.try_post(move(cash, customer, "1.00"))]
             tasks: dict[int, asyncio.Task[httpx2.Response]] = {}
             for waiting, index in enumerate((0, 1) if close_first else (1, 0), 1):
-                tasks[index] = asyncio.create_task(calls[index]())
+                tasks[index] = asyncio.create_task(calls[index])
                 await until_waiting(dsn, waiting)
         seen[(await tasks[0]).status_code, (await tasks[1]).status_code] += 1
     assert seen == {(200, 409): 1, (409, 201): 1}

@@ -1,0 +1,57 @@
+"""What people did, for whoever looks: an operator sees no payload and no address here, as on every other page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Request
+
+from duly.console.routes import signed_in
+from duly.operate.audit import AuditEntry, list_audit
+from duly.operate.dead_letters import DeadLetter
+from duly.operate.events import EventEntry
+from duly.operate.jobs import QueuedJob
+from duly.schedules.edit import ScheduleRow
+from duly.webhooks.subscriptions import Subscription
+
+if TYPE_CHECKING:
+    from duly.console.app import Look
+
+HIDDEN = "hidden"
+# What an operator's pages show anyway. Whatever else was written down, by an application perhaps, stays closed.
+SHOWN = {
+    field.name
+    for kind in (QueuedJob, DeadLetter, EventEntry, ScheduleRow, Subscription)
+    for field in dataclasses.fields(kind)
+} | {"count", "since", "until", "only_failed"}
+SHOWN -= {"payload", "url"}
+
+
+async def read_audit(
+    request: Request, look: Look, *, subject: str | None = None, before: int | None = None, limit: int
+) -> list[AuditEntry]:
+    """One page of it, the newest first."""
+    found = await list_audit(look.tx, subject=subject, before=before, limit=limit)
+    return found if signed_in(request).may_act else [veiled(entry) for entry in found]
+
+
+def veiled(entry: AuditEntry) -> AuditEntry:
+    """The same action with the names of everything that changed, and the values of what an operator may see."""
+    before, after = _read(entry.before), _read(entry.after)
+    secret = {name for name in {**before, **after} if name not in SHOWN}
+    changed = {name for name in secret if before.get(name) != after.get(name)}
+    before |= dict.fromkeys(secret & set(before), HIDDEN)
+    after |= {name: f"{HIDDEN}, and not as before" if name in changed else HIDDEN for name in secret & set(after)}
+    return dataclasses.replace(
+        entry,
+        before=json.dumps(before, ensure_ascii=False) if entry.before is not None else None,
+        after=json.dumps(after, ensure_ascii=False) if entry.after is not None else None,
+    )
+
+
+def _read(text: str | None) -> dict[str, Any]:
+    """What was written down; a number that is not whole stays as it is written."""
+    found = json.loads(text, parse_float=str) if text is not None else {}
+    return found if isinstance(found, dict) else {"": found}
