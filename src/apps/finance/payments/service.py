@@ -58,7 +58,7 @@ from apps.finance.payments.model import (
     may_arrive_until,
     wait_before_asking,
 )
-from apps.shared.money import fit, show
+from apps.shared.money import LARGEST_EXACT, BadAmount, fit, show
 from duly import NewJob, Tx, cancel, emit, find_queued, schedule, schedule_many
 from duly.errors import DulyError
 from duly.failpoints import failpoint
@@ -100,6 +100,8 @@ async def initiate(
     """Screen, hold or post, and send (F5); what the rules refuse, or what has no cover, is kept and told."""
     if from_id == to_id:
         raise at_path(SelfPayment("a payment goes to another account"), "$.to")
+    if not amount.is_finite() or not 0 < amount <= LARGEST_EXACT:
+        raise at_path(BadAmount(f"an amount is above zero and at most {LARGEST_EXACT}"), "$.amount")
     amount = fit(amount, currency, path="$.amount")
     await store.take_turn(tx, from_id)
     payer, payee = await _read_accounts(tx, from_id, to_id, currency)

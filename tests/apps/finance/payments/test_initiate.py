@@ -12,6 +12,7 @@ from apps.finance.ledger import service as ledger
 from apps.finance.ledger.model import AccountType, Direction, NewEntry, Posting
 from apps.finance.payments import service
 from apps.finance.payments.model import NotUnderReview
+from apps.shared.money import BadAmount
 from duly.db import Database
 from tests.apps.finance.ledger.acting import refused
 from tests.apps.finance.payments.acting import Payers, add_rule, do, facts_of, history_of, open_account
@@ -220,6 +221,17 @@ async def test_what_cannot_be_a_payment_is_refused_where_it_is_wrong(
     status, _, paths = refused(await payers.send(body))
     assert (status, paths) == (422, [path])
     assert value(dsn, "SELECT count(*) FROM payments.payments") == 0
+
+
+@pytest.mark.parametrize("amount", ["NaN", "Infinity", "-1", "0", "1000000000000", "0.001"])
+async def test_what_python_callers_give_is_checked_too(payers: Payers, db: Database, amount: str) -> None:
+    def pay(tx: Any) -> Any:
+        return service.initiate(
+            tx, from_id=payers.ann, to_id=payers.ben, amount=Decimal(amount), currency="PLN", by="t", provider="bank"
+        )
+
+    with pytest.raises(BadAmount):
+        await do(db, pay)
 
 
 @pytest.mark.parametrize("missing", ["from", "to", "amount", "currency"])
