@@ -75,6 +75,7 @@ async def _follow(tx: Tx, was: Payment | None, payment: Payment) -> None:
 
 
 async def create(tx: Tx, values: dict[str, Any]) -> Payment:
+    """Write a new payment, with its fact and its job."""
     payment = await store.insert_payment(tx, values)
     failpoint("handler.mid")
     await _follow(tx, None, payment)
@@ -151,6 +152,7 @@ async def void(tx: Tx, hold_id: UUID | None) -> None:
 
 
 def describe(heard: Heard) -> str:
+    """For the history."""
     return heard.report.value if heard.detail is None else f"{heard.report.value}: {heard.detail}"
 
 
