@@ -23,6 +23,7 @@ from typing import Any
 import httpx2
 import psycopg
 
+from apps.wiring import app
 from duly.clock import monotonic
 from duly.db import Database
 from duly.messages import NewEvent
@@ -55,7 +56,7 @@ async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 204, "headers": []})
     await send({"type": "http.response.body", "body": b""})
 
-uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", lifespan="off", loop="uvloop", http="httptools")
+uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", lifespan="off")
 """
 DONE = "SELECT count(*) FROM duly.webhook_deliveries d WHERE d.status = 'DELIVERED'"
 LATENCY = """
@@ -92,7 +93,7 @@ def main() -> None:
         try:
             sent = asyncio.run(_send_only(port, options.count * RECEIVERS))
             print(f"a loop that only signs and sends, {SLOTS} at once: {sent:,.0f}/s", flush=True)
-            with server.database() as dsn:
+            with server.database(app) as dsn:
                 rate = measure_rate(Bench(dsn, Path(directory), port), options.count)
             print(f"delivered, from event to record: {rate:,.0f}/s, {rate / sent:.2f} of that loop", flush=True)
             measure_isolation(server, Path(directory), port)
@@ -132,7 +133,7 @@ def measure_isolation(server: TestServer, home: Path, port: int) -> None:
     """Event to delivered, for the good receivers: alone, and beside one that never answers."""
     found = []
     for paths in (["/"] * RECEIVERS, ["/"] * RECEIVERS + ["/stall"]):
-        with server.database() as dsn:
+        with server.database(app) as dsn:
             bench = Bench(dsn, home, port)
             asyncio.run(_subscribe_and_emit(bench, paths, 0))
             with psycopg.connect(dsn, autocommit=True) as connection, _processes(bench):
@@ -191,6 +192,7 @@ def _processes(bench: Bench) -> Iterator[None]:
     """A relay and a worker, until the block ends."""
     env = {
         **os.environ, "DATABASE_URL": bench.dsn, "DULY_DATA": str(bench.home), "DULY_LOG_LEVEL": "error",
+        "DULY_APP": "apps.wiring:app",
         "DULY_WEBHOOK_ALLOW_HTTP": "true", "DULY_WEBHOOK_ALLOW_PRIVATE": "true",
         "DULY_WEBHOOK_CONCURRENCY": str(SLOTS), "DULY_SHUTDOWN_GRACE_SECONDS": "1",
     }  # fmt: skip
@@ -199,7 +201,7 @@ def _processes(bench: Bench) -> Iterator[None]:
         yield
     finally:
         for process in started:
-            process.terminate()
+            process.kill()  # what is under way at a receiver that never answers would be waited for
         for process in started:
             process.wait(30)
 

@@ -193,6 +193,8 @@ FILL = {
     "'2020-03-01 09:00', 'UTC', '2020-03-01 09:00Z', s.status, CASE s.status WHEN 'PENDING' THEN NULL ELSE "
     "duly.now() END, CASE s.status WHEN 'FAILED' THEN %(text)s END, duly.now(), duly.now() "
     "FROM generate_series(1, 120), unnest(ARRAY['PENDING', 'PROCESSING', 'FAILED']) AS s(status)",
+    "rates": "INSERT INTO currencies.rate_tables SELECT n || '/A/NBP/2020', date '2020-01-01' + n / 2, duly.now(), "
+    "CASE mod(n, 2) WHEN 0 THEN duly.now() END FROM generate_series(1, 120) AS n",
 }
 
 
@@ -212,7 +214,8 @@ def fill(dsn: str, words: str = "somebody") -> None:
      ("/quality?supplier=somebody", r'class="row" href="/console/quality/([0-9a-f-]+)"'),
      ("/birthdays?status=PENDING", r'class="row" href="/console/birthdays/([0-9a-f-]+)"'),
      ("/birthdays?status=PROCESSING", r'class="row" href="/console/birthdays/([0-9a-f-]+)"'),
-     ("/birthdays?status=FAILED", r'class="row" href="/console/birthdays/([0-9a-f-]+)"')],
+     ("/birthdays?status=FAILED", r'class="row" href="/console/birthdays/([0-9a-f-]+)"'),
+     ("/rates", r"<td>(\d+/A/NBP/2020)</td>")],
 )  # fmt: skip
 async def test_each_list_pages_by_key_and_keeps_its_filters(site: Site, dsn: str, path: str, pattern: str) -> None:
     fill(dsn)

@@ -56,13 +56,18 @@ WHERE execution_id = CAST(:execution_id AS uuid)
   AND completed_at >= coalesce(CAST(:since AS timestamptz), '-infinity')
   AND completed_at < coalesce(CAST(:until AS timestamptz), 'infinity') LIMIT 1
 """)
+# By its cause no job is found through an index: of those that wait or are dead, the newest ``scan`` are looked through.
 FIND_CAUSED_JOBS = Statement("""
 SELECT id, name, status FROM (
-    (SELECT id, name, CASE WHEN lease_token IS NULL THEN 'waiting' ELSE 'running' END AS status FROM duly.jobs
+    (SELECT id, name, CASE WHEN lease_token IS NULL THEN 'waiting' ELSE 'running' END AS status
+     FROM (SELECT id, name, lease_token, causation_id, event_id FROM duly.jobs ORDER BY id DESC
+           LIMIT CAST(:scan AS int)) AS newest
      WHERE causation_id = ANY(CAST(:causes AS uuid[])) AND event_id IS DISTINCT FROM causation_id
      LIMIT CAST(:limit AS int))
     UNION ALL
-    (SELECT id, name, 'dead letter' FROM duly.dead_letters
+    (SELECT id, name, 'dead letter'
+     FROM (SELECT id, name, causation_id, event_id FROM duly.dead_letters ORDER BY id DESC
+           LIMIT CAST(:scan AS int)) AS newest
      WHERE causation_id = ANY(CAST(:causes AS uuid[])) AND event_id IS DISTINCT FROM causation_id
      LIMIT CAST(:limit AS int))
     UNION ALL
@@ -82,7 +87,8 @@ SELECT id, type, status FROM (
            ORDER BY id LIMIT CAST(:scan AS int)) AS emitted
      WHERE headers->>'causation_id' = ANY(CAST(:causes AS text[])) LIMIT CAST(:limit AS int))
     UNION ALL
-    (SELECT id, type, CASE WHEN failed_at IS NULL THEN 'PENDING' ELSE 'FAILED' END FROM duly.outbox
+    (SELECT id, type, CASE WHEN failed_at IS NULL THEN 'PENDING' ELSE 'FAILED' END
+     FROM (SELECT id, type, failed_at, headers FROM duly.outbox ORDER BY seq DESC LIMIT CAST(:scan AS int)) AS newest
      WHERE headers->>'causation_id' = ANY(CAST(:causes AS text[])) LIMIT CAST(:limit AS int))
 ) AS caused ORDER BY id LIMIT CAST(:limit AS int)
 """)

@@ -15,7 +15,7 @@ from duly.operate.words import listing, moment, short
 
 CAP = 1_000
 SHOWN = 20
-SCAN_LIMIT = 100_000
+SCAN_LIMIT = 20_000
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ async def say_caused(
         scan=SCAN_LIMIT,
         limit=SHOWN,
     )
-    jobs = await look.fetch(sql_why.FIND_CAUSED_JOBS, causes=causes, entity_id=entity_id, limit=SHOWN)
+    jobs = await look.fetch(sql_why.FIND_CAUSED_JOBS, causes=causes, entity_id=entity_id, scan=SCAN_LIMIT, limit=SHOWN)
     said = []
     if events:
         said.append(f"It caused {listing([f'event {id} ({type_}, {state})' for id, type_, state in events])}.")
