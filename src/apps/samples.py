@@ -20,6 +20,7 @@ from apps.finance.decisions import service as decisions
 from apps.finance.decisions.model import Observation
 from apps.finance.ledger import service as ledger
 from apps.finance.ledger.model import AccountType, Direction, NewEntry, Posting, Transaction
+from apps.finance.payments import service as payments
 from apps.quality import service as quality
 from apps.quality.model import Severity
 from apps.sandbox import catcher
@@ -85,6 +86,8 @@ PAYMENTS = [
     (Decimal("120.00"), "acc-2"), (Decimal("15000.00"), "acc-2"), (Decimal("10.00"), "acc-13"),
     (Decimal("60.00"), "acc-3"), (Decimal("70.00"), "acc-4"),
 ]  # fmt: skip
+# Settled, declined at once, failed later, busy, an answer that is lost, reviewed, and without cover.
+PAID = ("25.00", "30.00", "4.01", "12.02", "15.03", "7.04", "11000.00", "99999.00")
 PRODUCTS = ["Lathe 12", "Espresso machine", "Forklift, yellow", "Cargo bicycle"]
 PEOPLE = [
     ("Ada", "Kowalska", date(1990, 6, 15), "Europe/Warsaw"),
@@ -150,6 +153,7 @@ async def load(tx: Tx) -> None:
     await _load_commerce(tx)
     await _load_ledger(tx)
     await _load_decisions(tx)
+    await _load_payments(tx)
     for name, cron in (("samples.live", "* * * * *"), ("samples.fail", "*/30 * * * *")):
         await seed_schedule(
             tx, name=name, cron=cron, timezone="UTC", max_retries=1, misfire="skip", payload={}, actor="samples"
@@ -270,3 +274,23 @@ async def _load_ledger(tx: Tx) -> None:
     await ledger.reverse(tx, mistaken.id, reason="sent twice")
     hold = await ledger.place_hold(tx, ann, amount=Decimal("99.99"), reference="sample hotel")
     await ledger.capture_hold(tx, hold.id, to=ben, reference="sample minibar", amount=Decimal("12.00"), final=False)
+
+
+async def _load_payments(tx: Tx) -> None:
+    """Payments that complete while you watch, and some that give the sandbox's bank trouble, by their cents."""
+    cash = (await ledger.create_account(tx, name="Cash of payments", kind=AccountType.ASSET, currency="PLN")).id
+    carla, dan = [
+        (
+            await ledger.create_account(
+                tx, name=f"Customer {name}", kind=AccountType.LIABILITY, currency="PLN", may_go_negative=False
+            )
+        ).id
+        for name in ("Carla", "Dan")
+    ]
+    amount = Decimal("20000.00")
+    lines = [NewEntry(cash, amount, Direction.DEBIT), NewEntry(carla, amount, Direction.CREDIT)]
+    await ledger.post(tx, Posting("sample deposit of Carla", lines))
+    for paid in PAID:
+        await payments.initiate(
+            tx, from_id=carla, to_id=dan, amount=Decimal(paid), currency="PLN", by="sample-teller", provider="bank"
+        )

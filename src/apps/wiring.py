@@ -19,16 +19,20 @@ from apps.finance.decisions import api as decisions_api
 from apps.finance.decisions import workers as decisions_workers
 from apps.finance.ledger import api as ledger_api
 from apps.finance.ledger import workers as ledger_workers
+from apps.finance.payments import api as payments_api
+from apps.finance.payments import workers as payments_workers
+from apps.finance.payments.gateways import HttpBank
 from apps.quality import api as quality_api
 from apps.quality import console as quality_console
 from apps.quality import workers as quality_workers
-from apps.sandbox import catcher, nbp
+from apps.sandbox import bank, catcher, nbp
 from apps.transfers import api as transfers_api
 from apps.transfers import console as transfers_console
 from apps.transfers import workers as transfers_workers
 from apps.users import api as users_api
 from duly import Duly
 
+BANK = "bank"
 app = Duly()
 app.include_migrations(Path(__file__).parent / "migrations", name="apps")
 
@@ -55,6 +59,11 @@ decisions_workers.register(app)
 
 app.include_router(ledger_api.router)
 ledger_workers.register(app)
+
+# Banks are plugged in by name, here and nowhere else.
+app.include_router(payments_api.create_router({BANK: bank.SECRET}, provider=BANK))
+payments_workers.register(app, {BANK: HttpBank(BANK)})
+app.include_router(bank.create_router(), development_only=True)
 
 for pages in (transfers_console, quality_console, birthdays_console, commerce_console, currencies_console):
     pages.register(app)

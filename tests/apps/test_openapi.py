@@ -24,6 +24,7 @@ from tests.engine.cli.commands import environment, free_port, running, status, w
 pytestmark = pytest.mark.timeout(300)
 EXAMPLES = 25
 OPERATIONS = [f"{method} {path}" for method, path in RIGHTS] + [
+    "POST /v1/webhooks/payments/{provider_id}",
     "GET /healthz", "GET /readyz", "GET /metrics", "POST /dev-issuer/token", "GET /dev-issuer/jwks",
     "GET /dev-issuer/.well-known/openid-configuration",
 ]  # fmt: skip
@@ -36,6 +37,8 @@ KNOWS_MORE_THAN_A_SCHEMA = {
     # That debits equal credits, that there is enough, what a reversal is called, and where the last page ended.
     "POST /v1/transactions", "POST /v1/transactions/batch", "POST /v1/accounts/{account_id}/holds",
     "POST /v1/holds/{hold_id}/capture", "GET /v1/ledger/check",
+    # That both accounts are there, and differ; and how a signature is made.
+    "POST /v1/payments", "POST /v1/webhooks/payments/{provider_id}",
     "POST /v1/webhooks/subscriptions", "PATCH /v1/webhooks/subscriptions/{subscription_id}",
     "POST /v1/webhooks/subscriptions/{subscription_id}/rotate",
     "POST /v1/webhooks/subscriptions/{subscription_id}/redeliver",
@@ -109,6 +112,8 @@ def _existing(url: str, headers: dict[str, str]) -> dict[str, str]:
         "account_id": debit,
         "transaction_id": make("/v1/transactions", {"reference": "sample", "entries": lines}),
         "hold_id": make(f"/v1/accounts/{debit}/holds", {"amount": "1.00", "reference": "sample"}),
+        "payment_id": _pay(url, headers, credit, debit),
+        "provider_id": "bank",
         "rule_id": make("/v1/decision/rules", NEW_RULE),
         "rule_set_id": "aml-screening",
         "list_id": "some",
@@ -127,6 +132,12 @@ def _existing(url: str, headers: dict[str, str]) -> dict[str, str]:
         "id": "1",
         "name": "duly.forget-audit",
     }
+
+
+def _pay(url: str, headers: dict[str, str], payer: str, payee: str) -> str:
+    """A payment, kept although there is no cover."""
+    body = {"from": payer, "to": payee, "amount": "5.00", "currency": "PLN"}
+    return str(httpx2.post(f"{url}/v1/payments", json=body, headers=headers).json()["paymentId"])
 
 
 def test_the_document_describes_every_operation_and_no_other(served: Served) -> None:

@@ -22,6 +22,7 @@ ANYBODY = frozenset(
         "/redoc",
         "/dev-issuer/.well-known/openid-configuration", "/dev-issuer/jwks", "/dev-issuer/token",
         "/dev-issuer/authorize", "/dev-issuer/sign-in.css",
+        "/v1/webhooks/payments/{provider_id}",  # the signature is the credential
     }
 )  # fmt: skip
 ELSEWHERE = ("/console", "/sandbox")  # for people with sessions (tests/console); not served in production
@@ -51,6 +52,8 @@ NO_POSTER, NO_REVERSER = ("LEDGER_READER", "LEDGER_WRITER", "LEDGER_REVERSER"), 
 NOWHERE = frozenset({422})  # its accounts are not there
 NEW_ENTRIES = [{"accountId": str(uuid4()), "amount": "1.00", "direction": one} for one in ("DEBIT", "CREDIT")]
 NEW_TRANSACTION = {"reference": "r", "entries": NEW_ENTRIES}
+NEW_PAYMENT = {"from": str(uuid4()), "to": str(uuid4()), "amount": "1.00", "currency": "PLN"}
+INITIATOR = ("PAYMENTS_INITIATOR",)
 RULES = ("DECISION_ADMIN",)
 NEW_RULE = {
     "ruleSetId": "payment-screening", "name": "Large", "action": {"decision": "REVIEW"},
@@ -83,6 +86,10 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ),
     ("POST", "/v1/holds/{hold_id}/void"): Right("ledger:write", POSTER, NO_POSTER),
     ("GET", "/v1/ledger/check"): Right("ledger:read", LEDGER),
+    ("POST", "/v1/payments"): Right("payments:initiate", INITIATOR, body=NEW_PAYMENT, expected=NOWHERE),
+    ("GET", "/v1/payments"): Right("payments:initiate", INITIATOR),
+    ("GET", "/v1/payments/{payment_id}"): Right("payments:initiate", INITIATOR),
+    ("GET", "/v1/payments/callbacks/unmatched"): Right("payments:initiate", INITIATOR),
     ("POST", "/ncs"): Right("quality", QUALITY, body=NEW_NC),
     ("GET", "/ncs"): Right("quality", QUALITY),
     ("GET", "/ncs/{nc_id}"): Right("quality", QUALITY),

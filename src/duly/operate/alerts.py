@@ -1,4 +1,4 @@
-"""What the engine wants a person to look at."""
+"""What the engine, or an application, wants a person to look at."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ async def list_alerts(tx: Tx, *, open_only: bool = True, limit: int = 100) -> li
     """The newest first."""
     statement = sql.LIST_OPEN_ALERTS if open_only else sql.LIST_ALERTS
     return [Alert(*row) for row in await fetch(tx, statement, limit=page_size(limit))]
+
+
+async def raise_alert(tx: Tx, *, subject: str, message: str) -> None:
+    """An application wants a person to look at something; while it is open, the same subject only counts up."""
+    await fetch(tx, sql.RAISE_ALERT, subject=subject, message=message)
 
 
 async def resolve_alert(tx: Tx, id: int, *, actor: str, reason: str | None = None) -> None:

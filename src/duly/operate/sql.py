@@ -363,6 +363,7 @@ SELECT duly.now(), CAST(:actor AS text), 'alert.resolved', 'alert:' || changed.i
        to_jsonb(changed) - 'resolved_at', jsonb_build_object('resolved_at', changed.resolved_at)
 FROM changed RETURNING id
 """)
+RAISE_ALERT = Statement("SELECT duly.alert('application', CAST(:subject AS text), CAST(:message AS text))")
 FIND_ALERT = Statement("SELECT resolved_at FROM duly.alerts WHERE id = CAST(:id AS bigint)")
 
 _AUDIT = """

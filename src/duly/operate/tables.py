@@ -35,7 +35,7 @@ alerts = Table(
     PrimaryKeyConstraint("id", name="alerts_pkey"),
     CheckConstraint(
         "kind IN ('event_failed', 'dead_letter', 'schedule_broken', 'occurrences_missed', 'webhook_failed', "
-        "'webhook_disabled')",
+        "'webhook_disabled', 'application')",
         name="alerts_kind_is_known",
     ),
 )

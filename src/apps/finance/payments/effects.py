@@ -1,0 +1,167 @@
+"""What a change of a payment brings with it, all in one transaction: the ledger's part, history, facts and jobs."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import structlog
+
+from apps.finance.ledger import service as ledger
+from apps.finance.ledger.model import (
+    LONGEST_HOLD,
+    Account,
+    AlreadyReversed,
+    Direction,
+    HoldEnded,
+    HoldNotFound,
+    InsufficientFunds,
+    NewEntry,
+    Posting,
+)
+from apps.finance.payments import events, store
+from apps.finance.payments.model import (
+    RETURN_WAIT,
+    REVIEW_WINDOW,
+    Delivery,
+    Heard,
+    Payment,
+    State,
+)
+from apps.shared.money import show
+from duly import Tx, emit, schedule
+from duly.errors import Conflict, Invalid
+from duly.failpoints import failpoint
+from duly.messages import EventBody
+from duly.operate.alerts import raise_alert
+
+log = structlog.get_logger("apps.payments")
+SEND, ASK, RETURN, EXPIRE_REVIEW = "payments.send", "payments.ask", "payments.return", "payments.expire-review"
+FACTS: dict[State, type[EventBody]] = {
+    State.PROCESSING: events.PaymentCreated, State.REJECTED: events.PaymentRejected,
+    State.PENDING_REVIEW: events.PaymentPendingReview, State.UNKNOWN: events.PaymentUnknown,
+    State.FAILED: events.PaymentFailed, State.COMPLETED: events.PaymentCompleted,
+    State.PERMANENTLY_FAILED: events.PaymentPermanentlyFailed,
+}  # fmt: skip
+
+
+async def apply(tx: Tx, was: Payment, after: Payment, *, cause: str, detail: str | None = None) -> Payment:
+    """Write a change with everything that belongs to it: the ledger's part, the history, the fact, the jobs."""
+    if after.state is State.PERMANENTLY_FAILED and after.reversal_id is None:
+        after = await give_back(tx, after)
+    elif after.state is State.COMPLETED:
+        await void(tx, after.incoming_hold_id)
+    failpoint("handler.mid")
+    saved = await store.save_payment(tx, was, after, cause=cause, detail=detail)
+    await _follow(tx, was, saved)
+    return saved
+
+
+async def _follow(tx: Tx, was: Payment | None, payment: Payment) -> None:
+    """The fact, and the job that goes on with it."""
+    if was is not None and was.state is payment.state:
+        return
+    if (fact := _fact(payment, is_new=was is None or was.state is State.PENDING_REVIEW)) is not None:
+        await emit(tx, fact)
+    if payment.delivery is Delivery.DUE:
+        await schedule(tx, SEND, payment.id)
+    elif payment.state is State.PENDING_REVIEW:
+        await schedule(tx, EXPIRE_REVIEW, payment.id, payment.created_at + REVIEW_WINDOW)
+    elif payment.state is State.RETURNING:
+        await schedule(tx, RETURN, payment.id, payment.updated_at + RETURN_WAIT)
+
+
+async def create(tx: Tx, values: dict[str, Any]) -> Payment:
+    """Write a new payment, with its fact and its job."""
+    payment = await store.insert_payment(tx, values)
+    failpoint("handler.mid")
+    await _follow(tx, None, payment)
+    return payment
+
+
+async def post(tx: Tx, values: dict[str, Any], payer: Account, *, now: datetime) -> dict[str, Any]:
+    """Move the money, and hold it where it went."""
+    lowers, raises = Direction.CREDIT, Direction.DEBIT
+    if payer.type.side == -1:
+        lowers, raises = raises, lowers
+    amount, payee_id = values["amount"], values["to_account_id"]
+    lines = [NewEntry(payer.id, amount, lowers, covered=True), NewEntry(payee_id, amount, raises)]
+    transaction = await ledger.post(tx, Posting(f"payment {values['id']}", lines))
+    incoming: UUID | None = None
+    with contextlib.suppress(InsufficientFunds):  # it is overdrawn and may be: the money can go back in any case
+        hold = await ledger.place_hold(
+            tx, payee_id, amount=amount, reference=f"payment {values['id']} incoming", until=now + LONGEST_HOLD
+        )
+        incoming = hold.id
+    return {"transaction_id": transaction.id, "incoming_hold_id": incoming, "delivery": Delivery.DUE}
+
+
+async def give_back(tx: Tx, payment: Payment) -> Payment:
+    """Reverse the posting, once; where the ledger refuses, the money stays on hold and a person is told."""
+    assert payment.transaction_id is not None
+    await store.lock_ledger(tx, payment)
+    try:
+        async with tx.begin_nested():  # of what is refused half-way nothing stays
+            await void(tx, payment.incoming_hold_id)
+            failpoint("handler.mid")
+            try:
+                reversal_id = (
+                    await ledger.reverse(tx, payment.transaction_id, reason=f"payment {payment.id}: {payment.reason}")
+                ).id
+            except AlreadyReversed:  # by somebody with that right
+                found = (await ledger.read_transaction(tx, payment.transaction_id)).reversed_by_id
+                assert found is not None
+                reversal_id = found
+    except (Conflict, Invalid) as refused:
+        log.error("payment_not_given_back", payment_id=str(payment.id), refusal=type(refused).__name__)
+        await raise_alert(
+            tx,
+            subject="payments.return",
+            message=f"payment {payment.id} did not arrive, and the ledger does not take the money back: {refused}",
+        )
+        return payment.move(State.RETURNING, reason=payment.reason)
+    return replace(payment, reversal_id=reversal_id)
+
+
+async def contradict(tx: Tx, payment: Payment, heard: Heard) -> Payment:
+    """It cannot be true of how the payment stands: nothing is changed, and a person is told."""
+    log.error("payment_contradicted", payment_id=str(payment.id), state=payment.state.value, heard=heard.report.value)
+    noted = await store.save_payment(tx, payment, payment, cause="contradiction", detail=describe(heard))
+    await emit(
+        tx, events.PaymentContradicted(payment_id=payment.id, state=payment.state.value, heard=heard.report.value)
+    )
+    await raise_alert(
+        tx,
+        subject="payments.contradiction",
+        message=f"payment {payment.id} is {payment.state.value}, and the bank says {heard.report.value}: ask the bank",
+    )
+    return noted
+
+
+async def void(tx: Tx, hold_id: UUID | None) -> None:
+    """Let go of a hold; one that somebody else has ended, or whose time was over, is let go already."""
+    if hold_id is None:
+        return
+    try:
+        await ledger.void_hold(tx, hold_id)
+    except (HoldEnded, HoldNotFound):
+        log.warning("payment_hold_ended_before", hold_id=str(hold_id))
+
+
+def describe(heard: Heard) -> str:
+    """For the history."""
+    return heard.report.value if heard.detail is None else f"{heard.report.value}: {heard.detail}"
+
+
+def _fact(payment: Payment, *, is_new: bool) -> EventBody | None:
+    """What others hear of a payment that is in another state now."""
+    kind = FACTS.get(payment.state)
+    if kind is None or (kind is events.PaymentCreated and not is_new):
+        return None
+    known = vars(payment) | {
+        "payment_id": payment.id, "amount": show(payment.amount, payment.currency), "hold_id": payment.review_hold_id,
+    }  # fmt: skip
+    return kind.model_validate({name: known[name] for name in kind.model_fields})

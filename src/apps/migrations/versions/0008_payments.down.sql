@@ -1,0 +1,2 @@
+DELETE FROM duly.schedules WHERE name IN ('payments.retry', 'payments.recover', 'payments.forget-callbacks');
+DROP SCHEMA payments CASCADE;

@@ -1,0 +1,4 @@
+-- What an application wants a person to look at; the subject says what it is about.
+ALTER TABLE duly.alerts DROP CONSTRAINT alerts_kind_is_known, ADD CONSTRAINT alerts_kind_is_known CHECK (kind IN
+    ('event_failed', 'dead_letter', 'schedule_broken', 'occurrences_missed', 'webhook_failed', 'webhook_disabled',
+     'application'));

@@ -1,0 +1,158 @@
+"""The table of moves, without a database: what may follow from what, and what never does (F5 to F7)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from itertools import product
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apps.finance.payments.model import (
+    CHANGES,
+    GAVE_UP,
+    LONGEST_QUESTION_WAIT,
+    MOVES,
+    VALIDITY,
+    WAITS,
+    Callback,
+    Delivery,
+    Heard,
+    Payment,
+    Report,
+    Source,
+    State,
+    Verdict,
+    hear,
+    wait_before_asking,
+)
+
+NOW = datetime(2026, 6, 15, 12, tzinfo=UTC)
+FINAL = (State.REJECTED, State.COMPLETED, State.PERMANENTLY_FAILED)
+
+
+def payment(
+    state: State = State.PROCESSING, *, attempts: int = 1, age: timedelta = timedelta(0), **more: object
+) -> Payment:
+    reason = (
+        "r"
+        if state in (State.REJECTED, State.UNKNOWN, State.FAILED, State.RETURNING, State.PERMANENTLY_FAILED)
+        else None
+    )
+    began = NOW - age
+    made = Payment(
+        UUID(int=1), UUID(int=2), UUID(int=3), Decimal(1), "PLN", state, "t", "bank", UUID(int=4), 1, began, began,
+        began, reason=reason, attempts=attempts, sent_at=began if attempts else None,
+    )  # fmt: skip
+    if state is State.FAILED:
+        made = replace(made, retryable=True, next_retry_at=NOW)
+    return replace(made, **more)  # type: ignore[arg-type]  # fields by name
+
+
+def heard(report: Report, source: Source = Source.SEND, **more: object) -> Heard:
+    base = {"attempt": 1} if source is Source.SEND else {"version": 1} if source is Source.ASK else {}
+    return Heard(report, source, **(base | more))  # type: ignore[arg-type]  # fields by name
+
+
+def test_every_state_says_what_follows_from_every_report() -> None:
+    assert {(state, report) for state, row in MOVES.items() for report in row} == set(product(State, Report))
+
+
+@pytest.mark.parametrize(("state", "report", "source"), list(product(State, Report, Source)))
+def test_only_changes_that_the_history_allows_follow(state: State, report: Report, source: Source) -> None:
+    for attempts, age in product((1, 7), (timedelta(0), timedelta(days=2))):
+        was = payment(state, attempts=attempts, age=age)
+        after = hear(was, heard(report, source, **({"attempt": attempts} if source is Source.SEND else {})), now=NOW)
+        if isinstance(after, Payment) and after.state is not state:
+            assert (state, after.state) in CHANGES
+            assert state not in FINAL
+
+
+@pytest.mark.parametrize("state", FINAL)
+@pytest.mark.parametrize("report", Report)
+def test_what_is_over_stays_over(state: State, report: Report) -> None:
+    """F6: late and out-of-order news."""
+    assert hear(payment(state), heard(report, Source.CALLBACK), now=NOW) in (Verdict.STAY, Verdict.CONTRADICT)
+
+
+def test_no_money_goes_back_on_anything_but_the_banks_own_word() -> None:
+    """PERMANENTLY_FAILED follows from DECLINED, or from the answer that there is no such payment after the last try."""
+    for state, report, source, attempts in product(State, Report, Source, range(8)):
+        if attempts == 0 and state in (State.UNKNOWN, State.COMPLETED):
+            continue
+        told = heard(report, source, **({"attempt": attempts} if source is Source.SEND else {}))
+        after = hear(payment(state, attempts=attempts, age=timedelta(days=1)), told, now=NOW)
+        if isinstance(after, Payment) and after.state is State.PERMANENTLY_FAILED:
+            assert report is Report.DECLINED or (report is Report.NOT_KNOWN and attempts > len(WAITS))
+            assert report is Report.DECLINED or after.reason == GAVE_UP
+
+
+def test_no_such_payment_is_believed_only_when_our_request_cannot_arrive_any_more() -> None:
+    told = heard(Report.NOT_KNOWN, Source.ASK)
+    young = hear(payment(State.UNKNOWN, age=VALIDITY - timedelta(seconds=1)), told, now=NOW)
+    old = hear(payment(State.UNKNOWN, age=VALIDITY), told, now=NOW)
+    assert young is Verdict.STAY
+    assert isinstance(old, Payment)
+    assert (old.state, old.next_retry_at) == (State.FAILED, NOW)
+
+
+def test_an_answer_to_an_old_question_or_request_is_not_believed() -> None:
+    for report in (Report.NOT_KNOWN, Report.PENDING, Report.UNCLEAR):
+        assert (
+            hear(payment(State.UNKNOWN, age=timedelta(days=1), version=2), heard(report, Source.ASK), now=NOW)
+            is Verdict.STAY
+        )
+    for report in (Report.NOT_TAKEN, Report.UNCLEAR):
+        assert hear(payment(attempts=2), heard(report), now=NOW) is Verdict.STAY
+    settled = hear(payment(State.UNKNOWN, version=2), heard(Report.SETTLED, Source.ASK), now=NOW)
+    assert isinstance(settled, Payment)
+    assert settled.state is State.COMPLETED
+
+
+@pytest.mark.parametrize("attempts", range(1, 7))
+def test_each_retry_waits_as_f7_says(attempts: int) -> None:
+    after = hear(payment(attempts=attempts), heard(Report.NOT_TAKEN, attempt=attempts), now=NOW)
+    assert isinstance(after, Payment)
+    assert (after.state, after.next_retry_at) == (State.FAILED, NOW + WAITS[attempts - 1])
+
+
+def test_after_the_last_try_the_bank_is_asked_first() -> None:
+    after = hear(payment(attempts=7), heard(Report.NOT_TAKEN, attempt=7), now=NOW)
+    assert isinstance(after, Payment)
+    assert after.state is State.UNKNOWN
+
+
+def test_a_payment_that_the_bank_has_is_not_due_any_more() -> None:
+    after = hear(payment(attempts=0, delivery=Delivery.DUE), heard(Report.PENDING, Source.CALLBACK), now=NOW)
+    assert isinstance(after, Payment)
+    assert (after.state, after.delivery) == (State.PROCESSING, None)
+
+
+def test_a_reference_is_kept_once_it_is_known() -> None:
+    first = hear(payment(), heard(Report.PENDING, reference="a"), now=NOW)
+    assert isinstance(first, Payment)
+    assert first.provider_ref == "a"
+    again = hear(first, heard(Report.SETTLED, Source.CALLBACK, reference="b"), now=NOW)
+    assert isinstance(again, Payment)
+    assert again.provider_ref == "a"
+
+
+@given(st.timedeltas(timedelta(0), timedelta(days=400)), st.sampled_from([State.PROCESSING, State.UNKNOWN]))
+def test_questions_have_bounds(age: timedelta, state: State) -> None:
+    wait = wait_before_asking(payment(state, age=age), now=NOW)
+    assert timedelta(seconds=30) <= wait <= LONGEST_QUESTION_WAIT
+
+
+@pytest.mark.parametrize(
+    ("status", "retryable", "report"),
+    [
+        ("SETTLED", False, Report.SETTLED), ("completed", False, Report.SETTLED), ("PENDING", False, Report.PENDING),
+        ("FAILED", False, Report.DECLINED), ("FAILED", True, Report.UNCLEAR), ("WHATEVER", False, None),
+    ],
+)  # fmt: skip
+def test_what_a_status_means(status: str, retryable: bool, report: Report | None) -> None:
+    assert Callback("bank", "e", "r", status, retryable).report is report
