@@ -43,7 +43,7 @@ CASES: dict[str, tuple[TextClause, dict[str, str], set[str], int, int]] = {
     "sweep": (store.CLAIM_DUE, {"limit": "100"}, {"payments_due", "payments_pkey"}, 100, 4_000),
     "callback by reference": (
         store.LOCK_REFERRED, {"provider": "'bank'", "reference": "'ref-5000'", "key": "NULL"},
-        {"payments_provider_ref_is_unique", "payments_pkey"}, 1, 40,
+        {"payments_provider_ref_is_unique", "payments_bank_key_is_unique", "payments_pkey"}, 1, 40,
     ),
     "callback by key": (
         store.LOCK_REFERRED, {"provider": "'bank'", "reference": "'nobody'", "key": KEY},
@@ -52,12 +52,15 @@ CASES: dict[str, tuple[TextClause, dict[str, str], set[str], int, int]] = {
     "lock": (store.LOCK_PAYMENT, {"id": ONE}, {"payments_pkey"}, 1, 20),
     "history": (store.READ_HISTORY, {"id": ONE, "limit": "200"}, {"history_pkey"}, 1, 20),
     "recovery": (
-        store.READ_OPEN, {"after": ONE, "idle": "'15 minutes'", "limit": "1000"}, {"payments_open"}, 1_000, 1_500,
+        store.READ_OPEN, {"after": ONE, "idle": "'15 minutes'", "limit": "1000"}, {"payments_open"}, 1_000, 2_200,
     ),
     "early callbacks": (
         store.MATCH_CALLBACKS, {"id": ONE, "provider": "'bank'", "reference": "'u77'"}, {"unmatched_ref"}, 1, 40,
     ),
-    "old callbacks": (store.FORGET_CALLBACKS, {"days": "1", "limit": "100"}, {"unmatched_age"}, 100, 2_000),
+    "old callbacks": (
+        store.FORGET_CALLBACKS, {"days": "1", "limit": "100"},
+        {"unmatched_age", "unmatched_callbacks_pkey"}, 100, 2_000,
+    ),
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cache
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -71,8 +72,9 @@ class Signed(Arguments):
     reason: Reason = None
 
 
+@cache
 def create_api_router() -> Router:
-    """Every route of the console's API; an action registered later than this has none."""
+    """Made once: every route of the console's API; an action registered later than this has none."""
     router = Router(prefix=PREFIX, tags=["console"])
     for action in ACTIONS.values():
         _add_action(router, action)
