@@ -234,6 +234,7 @@ WORKLOADS = {
         ),
         Workload(
             "jobs together", jobs("1", "2", "poison1", "3", "4", "poison2", hopeless=POISON), kind="together",
+            settings={"concurrency": 3},
         ),
         Workload("plain jobs", jobs(*numbers(6), at_least_once=True), kind="without_transaction"),
         Workload(
