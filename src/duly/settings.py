@@ -71,6 +71,11 @@ class Settings(BaseSettings):
     keep_webhooks_days: int = Field(default=30, ge=1)
     encryption_keys: SecretStr = SecretStr("")  # id:base64, the newest first
 
+    @property
+    def webhook_sessions(self) -> int:
+        """Database sessions of the deliveries: each needs one for milliseconds, before and after it is sent."""
+        return min(self.webhook_concurrency, 10)
+
     @field_validator("oidc_role_clients", "webhook_allow_private", mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from html import unescape
 
@@ -23,7 +24,7 @@ from tests.support import rows
 NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 
 
-async def events(browser: httpx2.AsyncClient) -> AsyncIterator[tuple[str, str]]:
+async def events(browser: httpx2.AsyncClient) -> AsyncGenerator[tuple[str, str], None]:
     """The events of a live page, as an EventSource sees them."""
     async with browser.stream("GET", "/console/live", timeout=20) as stream:
         assert stream.status_code == 200
@@ -95,6 +96,19 @@ async def test_there_is_room_for_a_bounded_number(
     refused = await ada.get("/console/live")
     assert refused.status_code == 503
     assert refused.headers["retry-after"]
+
+
+async def test_one_session_cannot_take_everybodys_room(
+    site: Site, ada: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_module, "OWN_STREAMS_LIMIT", 1)
+    other = await site.signed_in("ada")
+    async with asyncio.timeout(20):
+        async with contextlib.aclosing(events(ada)) as own:
+            await anext(own)
+            assert (await ada.get("/console/live")).status_code == 503
+            async with contextlib.aclosing(events(other)) as beside:
+                await anext(beside)
 
 
 async def test_a_stream_ends_after_its_ticks(

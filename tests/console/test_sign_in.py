@@ -153,7 +153,8 @@ async def test_the_issuer_refuses_what_it_cannot_answer_safely(site: Site, chang
 @pytest.mark.parametrize(
     "given",
     ["https://evil.example", "//evil.example", "/\\evil.example", "/console//evil.example", "/console\\@evil.example",
-     "javascript:alert(1)", "/elsewhere", "/console/\r\nSet-Cookie: a=b", "/console/" + "a" * 2000, "/consoleevil"],
+     "javascript:alert(1)", "/elsewhere", "/console/\r\nSet-Cookie: a=b", "/console/" + "a" * 2000, "/consoleevil",
+     "/console/../elsewhere", "/console/./../elsewhere"],
 )  # fmt: skip
 async def test_after_signing_in_only_pages_of_the_console_are_gone_to(site: Site, given: str) -> None:
     """Open redirect."""

@@ -43,7 +43,6 @@ T = TypeVar("T")
 BACKLOG = 2048
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 READY_POLL_SECONDS = 0.1
-WEBHOOK_SESSIONS = 10  # a delivery holds one for milliseconds, before and after it is sent
 CONSOLE_PEOPLE = [(id, PEOPLE[id]) for id in ("ada", "otto", "nora")]
 COLLECTOR_THRESHOLDS = (20_000, 20, 20)
 
@@ -188,7 +187,7 @@ def create_duties(kind: str, db: Database, app: Duly, wakeup: Wakeup | None = No
         Worker(db, working, wakeup=wakeup, elsewhere=sending),
         Worker(
             db, sending, wakeup=wakeup, concurrency=slots, lease_seconds=LEASE_SECONDS, name="webhooks",
-            pool_size=min(slots, WEBHOOK_SESSIONS), elsewhere=working,
+            pool_size=db.settings.webhook_sessions, elsewhere=working,
         ),
     ]  # fmt: skip
 

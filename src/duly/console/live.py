@@ -21,6 +21,7 @@ log = structlog.get_logger("duly.console")
 TICK_SECONDS = 2.0
 TICKS = 300  # ten minutes; then the browser connects anew
 STREAMS_LIMIT = 100
+OWN_STREAMS_LIMIT = 20  # of one session: many tabs, and nobody takes everybody's
 RETRY_MILLISECONDS = 3_000
 
 
@@ -43,9 +44,10 @@ class Live:
         """How many look."""
         return len(self._viewers)
 
-    def check_room(self) -> None:
-        """Refuse one more than there is room for."""
-        if len(self._viewers) >= STREAMS_LIMIT or self._stop.is_set():
+    def check_room(self, id_hash: bytes) -> None:
+        """Refuse one more than there is room for, in all or for one session."""
+        own = sum(viewer == id_hash for viewer in self._viewers.values())
+        if len(self._viewers) >= STREAMS_LIMIT or own >= OWN_STREAMS_LIMIT or self._stop.is_set():
             raise Unavailable("too many live pages are open; the numbers are right each time the page is loaded")
 
     async def stream(self, id_hash: bytes) -> AsyncIterator[bytes]:

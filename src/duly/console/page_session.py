@@ -117,6 +117,7 @@ async def live(request: Request) -> Response:
     from duly.console.app import HEADERS
 
     console: Console = request.app.state.console
-    console.live.check_room()
-    stream = console.live.stream(signed_in(request).id_hash)
+    id_hash = signed_in(request).id_hash
+    console.live.check_room(id_hash)
+    stream = console.live.stream(id_hash)
     return StreamingResponse(stream, media_type="text/event-stream", headers={**HEADERS, "X-Accel-Buffering": "no"})

@@ -163,7 +163,8 @@ class SignIn:
 
 def local_path(given: str) -> str:
     """Where to go after signing in: a page of the console, whatever was asked for."""
-    fine = len(given) <= RETURN_LIMIT and _LOCAL.fullmatch(given) and "//" not in given.partition("?")[0]
+    path = given.partition("?")[0]
+    fine = len(given) <= RETURN_LIMIT and _LOCAL.fullmatch(given) and "//" not in path and "/." not in path
     return given if fine else "/console"
 
 

@@ -20,7 +20,7 @@ log = structlog.get_logger("duly.preflight")
 OLDEST_SERVER = 150_000
 ECHO_SECONDS = 2.0
 ECHO_CHANNEL = "duly_preflight"
-SPARE_CONNECTIONS = 10  # duties, listener, notifier, health and the operator's psql, beside the pool
+SPARE_CONNECTIONS = 10  # duties, listener, notifier, health and the operator's psql, beside the pools
 
 READ_SERVER = """
 SELECT current_setting('server_version_num')::int AS version_num,
@@ -87,7 +87,7 @@ async def examine(db: Database, app: HasMigrations | None = None) -> Findings:
         async with _session(db) as connection, _session(db) as other:
             found.server = Server(**dict(await connection.fetchrow(READ_SERVER)))
             found.refusals += refusals(found.server, allow_unsafe=db.settings.allow_unsafe_database)
-            found.warnings += warnings(found.server, pool_size=db.pool_size)
+            found.warnings += warnings(found.server, sessions=_sessions(db))
             if not found.refusals and not await keeps_sessions(connection, other):
                 found.refusals.append(POOLED)
     except Refused as error:
@@ -123,7 +123,12 @@ def refusals(server: Server, *, allow_unsafe: bool) -> list[str]:
     return found
 
 
-def warnings(server: Server, *, pool_size: int) -> list[str]:
+def _sessions(db: Database) -> int:
+    """How many sessions a process that does everything may have: for requests, for jobs, for webhooks, and the rest."""
+    return db.pool_size + db.settings.concurrency + db.settings.webhook_sessions + SPARE_CONNECTIONS
+
+
+def warnings(server: Server, *, sessions: int) -> list[str]:
     """What an operator should know about such a server."""
     found = []
     for name, on in (("fsync", server.fsync), ("full_page_writes", server.full_page_writes)):
@@ -131,10 +136,10 @@ def warnings(server: Server, *, pool_size: int) -> list[str]:
             found.append(f"{name} is off: a crash of the server can lose or corrupt what was committed")
     if server.synchronous_commit == "off":
         found.append("synchronous_commit is off: a crash of the server can lose the last commits that were answered")
-    if server.max_connections < pool_size + SPARE_CONNECTIONS:
+    if server.max_connections < sessions:
         found.append(
             f"max_connections is {server.max_connections}, and one process of duly may use "
-            f"{pool_size + SPARE_CONNECTIONS}: raise it, or lower DULY_POOL_SIZE"
+            f"{sessions}: raise it, or lower DULY_POOL_SIZE and DULY_CONCURRENCY"
         )
     return found
 

@@ -9,6 +9,7 @@ from duly.jobs.schedule import schedule
 from duly.operate.words import plural
 from duly.webhooks import sql
 from duly.webhooks.admit import admit, lock
+from duly.webhooks.record import Alert, raise_alerts
 
 BATCH = 2_000
 BATCHES = 20
@@ -26,9 +27,17 @@ async def sweep(tx: Tx, *, most: int) -> str:
     taken = admitted = 0
     if chosen:
         await lock(tx, sorted(chosen))
-        taken = len(await fetch(tx, sql.TAKE_BACK_STRAYS, ids=strays)) if strays else 0
+        taken = await _take_back(tx, strays) if strays else 0
         admitted = await admit(tx, sorted(chosen), most=most)
     return f"took back {plural(taken, 'stray')} and admitted {admitted}"
+
+
+async def _take_back(tx: Tx, strays: list[UUID]) -> int:
+    """How many wait again, or are given up with their dead letters, which somebody has to hear of."""
+    taken = await fetch(tx, sql.TAKE_BACK_STRAYS, ids=strays)
+    buried = [row[1] for row in taken if row[2] == "PERMANENTLY_FAILED"]
+    await raise_alerts(tx, [Alert("webhook_failed", id, "the job of a delivery is a dead letter") for id in buried])
+    return len(taken)
 
 
 async def forget(tx: Tx, *, days: int, batch: int = BATCH, batches: int = BATCHES) -> str:

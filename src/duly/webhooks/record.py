@@ -89,6 +89,14 @@ async def record(tx: Any, ended: Sequence[Sent | Task], *, most: int, disable_af
         written |= await _record_sent(tx, sent, held, disable_after, alerts)
     if gone:
         written |= await _give_up(tx, gone, alerts)
+    await raise_alerts(tx, alerts)
+    await admit(tx, touched, most=most)
+    failpoint("webhook.recorded")
+    return [_outcome(one, written) for one in ended]
+
+
+async def raise_alerts(tx: Any, alerts: Sequence[Alert]) -> None:
+    """All in one statement."""
     if alerts:
         await fetch(
             tx, sql.RAISE_ALERTS,
@@ -96,9 +104,6 @@ async def record(tx: Any, ended: Sequence[Sent | Task], *, most: int, disable_af
             subjects=[str(one.subscription_id) for one in alerts],
             messages=[one.message for one in alerts],
         )  # fmt: skip
-    await admit(tx, touched, most=most)
-    failpoint("webhook.recorded")
-    return [_outcome(one, written) for one in ended]
 
 
 async def _record_sent(

@@ -181,7 +181,7 @@ CROSS JOIN LATERAL (SELECT EXISTS (SELECT 1 FROM duly.dead_letters l
 WHERE d.id = stray.id AND d.status IN ('QUEUED', 'RETRYING')
   AND (SELECT true FROM duly.jobs j
        WHERE j.entity_id = d.id::text AND j.name = 'duly.deliver-webhook' LIMIT 1) IS NULL
-RETURNING d.id
+RETURNING d.id, d.subscription_id, d.status
 """)
 FIND_IDLE = Statement("""
 SELECT s.id FROM duly.webhook_subscriptions s

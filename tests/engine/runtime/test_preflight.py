@@ -143,6 +143,12 @@ async def test_a_moved_clock_and_few_connections_are_warnings(dsn: str, clock: B
     assert few.startswith("max_connections is 200")
 
 
+async def test_sessions_for_jobs_and_webhooks_count_too(dsn: str) -> None:
+    (few,) = await check(dsn, pool_size=10, concurrency=171, webhook_concurrency=100)
+    assert "may use 201" in few
+    assert await check(dsn, pool_size=10, concurrency=170, webhook_concurrency=100) == []
+
+
 # -- poolers -------------------------------------------------------------------------------------
 
 

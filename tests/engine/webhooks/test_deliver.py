@@ -404,6 +404,29 @@ async def test_a_lost_job_is_found_by_the_sweep(hooks: Hooks) -> None:
     assert len(one.requests) == 3
 
 
+async def test_a_delivery_whose_job_is_a_dead_letter_is_given_up_and_somebody_hears_of_it(hooks: Hooks) -> None:
+    """Its worker died over it time and again: another job would only die again."""
+    async with subscriber() as one:
+        made = await hooks.subscribe(one.url)
+        await hooks.emit()
+        handlers = {name: handler for name, handler in hooks.handlers.items() if name != "duly.deliver-webhook"}
+        await drain(hooks.db, handlers)
+        rows(
+            hooks.dsn,
+            """WITH gone AS (DELETE FROM duly.jobs WHERE name = 'duly.deliver-webhook' RETURNING *)
+            INSERT INTO duly.dead_letters (id, name, entity_id, payload, priority, due_at, created_at, original_delay,
+                                           retry_count, source, reason, error, error_kind, buried_at)
+            SELECT id, name, entity_id, payload, priority, duly.now(), duly.now(), '0', 20, 'Deferred', 'worker_died',
+                   'died', 'WorkerDied', duly.now() FROM gone RETURNING id""",
+        )
+        rows(hooks.dsn, "SELECT duly.schedule('duly.sweep-webhooks')")
+        await hooks.drain()
+    assert one.requests == []
+    delivery = await hooks.delivery()
+    assert (delivery.status, delivery.last_error) == ("PERMANENTLY_FAILED", "dead_letter")
+    assert ("webhook_failed", str(made.id)) in hooks.alerts()
+
+
 async def test_what_is_old_is_forgotten_and_what_is_under_way_is_not(hooks: Hooks, clock: BusinessClock) -> None:
     clock.freeze(START)
     async with subscriber() as one:
