@@ -65,8 +65,11 @@ def table(dsn: str) -> None:
     make_effects(dsn)
 
 
-async def work(db: Database, partner: Partner) -> None:
-    await Worker(db, partner.handlers, concurrency=COUNT).run_once()
+async def work(db: Database, partner: Partner) -> dict[str, int]:
+    """How many ended in which way."""
+    worker = Worker(db, partner.handlers, concurrency=COUNT)
+    await worker.run_once()
+    return worker.counts
 
 
 async def test_calls_that_ended_by_the_time_share_a_commit(db: Database, dsn: str) -> None:
@@ -136,10 +139,11 @@ async def test_a_commit_without_an_answer_is_resolved_for_each_and_no_call_is_re
             wire.cut_next = cut if wire.cuts == 0 and len(items) > 1 else None
 
         partner.before_write = arm
-        await work(behind, partner)
+        counts = await work(behind, partner)
         await behind.close()
         assert wire.cuts == 1
     assert len(partner.calls) == COUNT
+    assert counts == {"done": COUNT}, "whoever was committed is known to be"
     assert effects(dsn) == each_once(COUNT)
     assert {outcome for _, outcome, _ in outcomes(dsn)} == {"done"}
     assert is_empty(dsn)
