@@ -29,6 +29,10 @@ from tests.support import handlers, rows, value
 
 WRITE = text(EFFECT)
 COMMITS = "SELECT count(DISTINCT xmin::text) FROM effects"
+END_OPEN = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND state = 'idle in transaction'
+"""
 COUNT = 20
 
 
@@ -165,8 +169,27 @@ async def test_a_conflict_repeats_what_follows_and_no_call(db: Database, dsn: st
     schedule_numbers(dsn, "work", COUNT)
     await work(db, partner)
     assert len(partner.calls) == COUNT
+    assert len(partner.turns) <= 8, "they stay together"
     assert effects(dsn) == each_once(COUNT)
     assert {outcome for _, outcome, _ in outcomes(dsn)} == {"done"}
+
+
+async def test_a_database_that_goes_away_repeats_what_follows_and_no_call(db: Database, dsn: str) -> None:
+    partner = Partner()
+    ended: list[Any] = []
+
+    def end_session(items: Sequence[str]) -> None:
+        if len(items) > 1 and not ended:
+            ended.extend(rows(dsn, END_OPEN))
+
+    partner.before_write = end_session
+    schedule_numbers(dsn, "work", COUNT)
+    await work(db, partner)
+    assert len(ended) == 1
+    assert len(partner.calls) == COUNT
+    assert len(partner.turns) <= 8, "they stay together"
+    assert effects(dsn) == each_once(COUNT)
+    assert is_empty(dsn)
 
 
 async def test_too_few_outcomes_are_an_error_that_says_so(db: Database, dsn: str) -> None:
