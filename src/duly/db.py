@@ -20,6 +20,7 @@ import psycopg.conninfo
 from psycopg.rows import tuple_row
 from sqlalchemy import Connection, CursorResult, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -152,6 +153,17 @@ def is_conflict(error: BaseException) -> bool:
     """Whether running the same transaction again may well succeed: a lost race, not a mistake."""
     state = sqlstate(error)
     return state in RETRYABLE_STATES or (state == "23505" and "jobs_unique" in str(error))
+
+
+def is_lock_timeout(error: BaseException) -> bool:
+    """Whether a statement waited in vain for somebody else, or for longer than it may."""
+    return sqlstate(error) in {"55P03", "57014"}
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same transaction may succeed in a moment: an outage, a conflict, a wait for a lock or a session."""
+    is_pool_empty = any(isinstance(cause, PoolTimeout) for cause in _causes(error))
+    return is_pool_empty or is_disconnect(error) or is_conflict(error) or is_lock_timeout(error)
 
 
 def is_database_gone(error: BaseException) -> bool:

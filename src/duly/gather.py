@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+CLOSE_SECONDS = 2.0
 
 
 class Gather(Generic[Item, Result]):
@@ -32,6 +33,16 @@ class Gather(Generic[Item, Result]):
             self._task = loop.create_task(self._run(), context=contextvars.Context())
         return await answer
 
+    async def close(self) -> None:
+        """End what is under way, and let go whoever waits."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task}, timeout=CLOSE_SECONDS)
+        for _, answer in self._waiting:
+            answer.cancel()
+        self._waiting = []
+
     async def _run(self) -> None:
         while self._waiting:
             turn, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
@@ -43,8 +54,14 @@ class Gather(Generic[Item, Result]):
         results: Sequence[Result | Exception]
         try:
             results = await self._work([item for item, _ in turn])
+            if len(results) != len(turn):
+                raise RuntimeError(f"{len(turn)} items were answered with {len(results)} results")
         except Exception as error:  # noqa: BLE001 - it is raised again where it is awaited
             results = [error] * len(turn)
+        except BaseException:
+            for _, answer in turn:
+                answer.cancel()  # nobody waits for us in vain
+            raise
         for (_, answer), result in zip(turn, results, strict=True):
             if answer.done():
                 continue

@@ -68,7 +68,8 @@ class Claims:
         if not walk.is_whole(now):
             walk.note_found((job.name, job.priority, job.turn[1]) for job in jobs)
             if len(jobs) < limit and walk.lacks_starts:
-                walk.note_nothing_due((await fetch(connection, sql.READ_NOW))[0][0])
+                read_at = (await fetch(connection, sql.READ_NOW))[0][0]
+                walk.note_nothing_due(read_at - (monotonic() - began))
         return jobs
 
     async def _take_limited(self, connection: Any, handler: Handler, walk: Walk, room: int) -> list[Job]:

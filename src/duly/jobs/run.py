@@ -17,7 +17,17 @@ import structlog
 from opentelemetry.trace import SpanKind
 
 from duly.clock import monotonic
-from duly.db import CONFLICT_RETRIES, Database, fetch, is_conflict, is_database_gone, is_disconnect, lend_scope
+from duly.db import (
+    CONFLICT_RETRIES,
+    Database,
+    fetch,
+    is_conflict,
+    is_database_gone,
+    is_disconnect,
+    is_lock_timeout,
+    is_passing,
+    lend_scope,
+)
 from duly.duty import OUTAGE_BACKOFF_SECONDS
 from duly.errors import LeaseLost, OutcomeUnknown
 from duly.failpoints import failpoint
@@ -25,7 +35,7 @@ from duly.jobs import settle, sql
 from duly.jobs.handlers import Handler, Job, JobContext, TxKind
 from duly.jobs.outcomes import Done, Fail, Outcome, Snooze, Then, ThenTogether, check_outcome
 from duly.jobs.settle import Settlement
-from duly.jobs.together import Together
+from duly.jobs.together import Ended, Together, WorkFailed, blaming_work
 from duly.telemetry import originating, span, tracing
 
 log = structlog.get_logger("duly.run")
@@ -35,6 +45,7 @@ MAX_OUTAGE_RUN_SECONDS = 55.0  # less than the limit on idle transactions
 MAX_RELEASES = 10
 MAX_GROUP_FAILURES = 5  # then each job runs by itself
 MAX_REMEMBERED = 10_000
+ASKED_AT_ONCE = 4  # a lost COMMIT of many jobs must not take all the server's connections
 
 
 @dataclass
@@ -84,6 +95,7 @@ class Runner:
         self._progress = progress
         self._time_limit_seconds = time_limit_seconds
         self._together = Together(db, worker=worker, time_limit_seconds=time_limit_seconds)
+        self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
         self._releases: dict[int, int] = {}  # by job: how often the database went away under it, one after the other
 
     async def run(self, handler: Handler, jobs: Sequence[Job]) -> Result:
@@ -116,6 +128,10 @@ class Runner:
             return Result(lost=[job])
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; retry.py decides what follows
             return self._failed(job, handler, error, monotonic() - began)
+
+    async def close(self) -> None:
+        """Nobody waits for anything of ours any more."""
+        await self._together.close()
 
     async def _dispatch(self, handler: Handler, jobs: Sequence[Job]) -> Result:
         if handler.batch > 1:
@@ -154,12 +170,15 @@ class Runner:
 
     async def _finish(self, handler: Handler, job: Job, outcome: Outcome | Then | ThenTogether, began: float) -> Result:
         """The handler did its work: write what follows until it is written; never call it again."""
+        ended = Ended(job, outcome, began) if isinstance(outcome, ThenTogether) else None
+        failure: Exception | None = None
         delay = OUTAGE_BACKOFF_SECONDS[0]
         deadline = monotonic() + MAX_LOOK_UP_SECONDS  # from here: the handler may have taken its time
         while monotonic() < deadline:
             try:
-                if isinstance(outcome, ThenTogether):
-                    return Result(committed=[await self._together.finish(handler, job, outcome, began)])
+                if ended is not None:
+                    return Result(committed=[await self._together.finish(handler, ended)])
+                assert not isinstance(outcome, ThenTogether)
                 if isinstance(outcome, Then) and not handler.is_async:
                     return Result(committed=[await self._in_thread(self._finish_sync, handler, job, outcome, began)])
                 return Result(committed=[await self._finish_async(handler, job, outcome, began)])
@@ -167,11 +186,16 @@ class Runner:
                 found = await self._look_up(handler, job, began)
                 if not found.to_write:
                     return found
+            except WorkFailed as failed:
+                raise failed.error from failed
             except Exception as error:
-                if isinstance(error, LeaseLost) or not (is_disconnect(error) or is_conflict(error)):
+                if isinstance(error, LeaseLost) or not is_passing(error):
                     raise
+                failure = error
             await asyncio.sleep(delay)
             delay = min(delay * 2, OUTAGE_BACKOFF_SECONDS[1])
+        if failure is not None and not is_disconnect(failure):
+            raise failure
         return Result(lost=[job])
 
     async def _finish_async(self, handler: Handler, job: Job, outcome: Outcome | Then, began: float) -> Settlement:
@@ -180,7 +204,8 @@ class Runner:
             if await handler.mark(tx, [job]) and isinstance(outcome, Then):
                 settlement = Settlement(job, "duplicate", 0.0, "processed before")
             else:
-                ended = await _work(outcome, tx) if isinstance(outcome, Then) else outcome
+                with blaming_work():
+                    ended = await _work(outcome, tx) if isinstance(outcome, Then) else outcome
                 if isinstance(ended, Snooze | Fail):
                     await handler.unmark(tx, [job])
                 settlement = settle.decide(job, ended, monotonic() - began)
@@ -195,7 +220,8 @@ class Runner:
             if handler.mark_sync(tx, [job]):
                 settlement = Settlement(job, "duplicate", 0.0, "processed before")
             else:
-                ended = check_outcome(then.work(tx))
+                with blaming_work():
+                    ended = check_outcome(then.work(tx))
                 if isinstance(ended, Snooze | Fail):
                     handler.unmark_sync(tx, [job])
                 settlement = settle.decide(job, ended, monotonic() - began)
@@ -420,9 +446,10 @@ class Runner:
         deadline = monotonic() + MAX_LOOK_UP_SECONDS
         while monotonic() < deadline:
             try:
-                return await self._ask(handler, job, began)
+                async with self._asking:
+                    return await self._ask(handler, job, began)
             except Exception as error:
-                if not is_disconnect(error):
+                if not is_disconnect(error) and not is_lock_timeout(error):
                     raise
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, OUTAGE_BACKOFF_SECONDS[1])

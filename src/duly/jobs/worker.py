@@ -160,6 +160,7 @@ class Worker(Duty):
         await asyncio.wait(self._tasks, timeout=STOP_SECONDS)  # whoever will not end is fenced by its lease
         await self._heartbeat.stop()
         self._started = False
+        await self._runner.close()
         await self._handler_db.close()
         await self.close()
 

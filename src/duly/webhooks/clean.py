@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID
 
 from duly.db import Statement, Tx, fetch
 from duly.jobs.schedule import schedule
 from duly.operate.words import plural
 from duly.webhooks import sql
-from duly.webhooks.admit import admit, lock
-from duly.webhooks.record import Alert, raise_alerts
+from duly.webhooks.admit import Locked, admit, lock
+from duly.webhooks.record import Alert, raise_alerts, repairable
 
 BATCH = 2_000
 BATCHES = 20
@@ -26,17 +27,18 @@ async def sweep(tx: Tx, *, most: int) -> str:
     strays = [id for id, subscription_id in found if subscription_id in chosen]
     taken = admitted = 0
     if chosen:
-        await lock(tx, sorted(chosen))
-        taken = await _take_back(tx, strays) if strays else 0
+        held = await lock(tx, sorted(chosen))
+        taken = await _take_back(tx, strays, held) if strays else 0
         admitted = await admit(tx, sorted(chosen), most=most)
     return f"took back {plural(taken, 'stray')} and admitted {admitted}"
 
 
-async def _take_back(tx: Tx, strays: list[UUID]) -> int:
+async def _take_back(tx: Tx, strays: list[UUID], held: Sequence[Locked]) -> int:
     """How many wait again, or are given up with their dead letters, which somebody has to hear of."""
     taken = await fetch(tx, sql.TAKE_BACK_STRAYS, ids=strays)
     buried = [row[1] for row in taken if row[2] == "PERMANENTLY_FAILED"]
-    await raise_alerts(tx, [Alert("webhook_failed", id, "the job of a delivery is a dead letter") for id in buried])
+    message = "the job of a delivery is a dead letter"
+    await raise_alerts(tx, [Alert("webhook_failed", id, message) for id in buried if id in repairable(held)])
     return len(taken)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from datetime import timedelta
@@ -15,6 +16,7 @@ from duly.gather import Gather
 from duly.inbox.receive import as_event
 from duly.jobs.handlers import Handler, JobContext, TxKind
 from duly.jobs.outcomes import Cancel, Done, Outcome, ThenTogether
+from duly.jobs.together import wait_for_locks
 from duly.messages import Event, to_cloudevent
 from duly.settings import Settings
 from duly.telemetry import WEBHOOK_ATTEMPTS, WEBHOOK_SECONDS
@@ -28,7 +30,24 @@ from duly.webhooks.signing import headers_for
 
 LEASE_SECONDS = 60.0
 JOB_SECONDS = 50.0  # the longest time-out of a subscription, and names and databases that take their time
+PLACES_AT_ONCE = 3  # a subscription that somebody has locked leaves sessions to the others
+PLACE_LOCK_SECONDS = 2.0
 USER_AGENT = f"duly/{version('duly')}"
+
+
+class _Reader:
+    """What the deliveries of one worker share: they read together, and only so many wait for a lock."""
+
+    def __init__(self, db: Database) -> None:
+        self.db = db
+        self.rows: Gather[UUID, Any] = Gather(self._read)
+        self.places = asyncio.Semaphore(PLACES_AT_ONCE)
+
+    async def _read(self, ids: list[UUID]) -> list[Any]:
+        """A row, or None, for each."""
+        async with self.db.transaction() as tx:
+            rows = {row[0]: row for row in await fetch(tx, sql.READ_DELIVERIES, ids=ids)}
+        return [rows.get(id) for id in ids]
 
 
 class Deliverer:
@@ -40,7 +59,7 @@ class Deliverer:
         self._disable_after = timedelta(days=settings.webhook_disable_days)
         self._sender = sender
         self._keyring = keyring
-        self._reader: tuple[Database, Gather[UUID, Any]] | None = None
+        self._reader: _Reader | None = None
 
     def create_handler(self) -> Handler:
         """The handler of the delivery job."""
@@ -61,14 +80,15 @@ class Deliverer:
 
     async def _begin(self, db: Database, id: UUID, turn: int) -> Task | Outcome:
         """What is to be sent; or why nothing is. Without locks, when all is as usual."""
-        row = await self._reading(db).ask(id)
+        row = await self._reading(db).rows.ask(id)
         if row is None:
             return Cancel("there is no such delivery any more")
         status, its_turn, tries, subscription_id, standing, url, timeout_seconds, is_open, now = row[1:10]
         if its_turn != turn or status not in ("QUEUED", "RETRYING"):
             return SUPERSEDED
         if status == "RETRYING" or standing != "ACTIVE" or is_open:
-            async with db.transaction() as tx:
+            async with self._reading(db).places, db.transaction() as tx:
+                await wait_for_locks(tx, seconds=PLACE_LOCK_SECONDS)
                 await lock(tx, [subscription_id])
                 placed = await fetch(
                     tx, sql.TAKE_PLACE, id=id, turn=turn, subscription_id=subscription_id, most=self._most
@@ -81,17 +101,10 @@ class Deliverer:
         secrets = [(number, Sealed(key, bytes(sealed))) for number, key, sealed in zip(*row[10:13], strict=True)]
         return Task(id, turn, tries, subscription_id, url, timeout_seconds, now, event, secrets)
 
-    def _reading(self, db: Database) -> Gather[UUID, Any]:
-        """Reads for all who ask at once: a row, or None, for each id."""
-        if self._reader is None or self._reader[0] is not db:
-
-            async def read(ids: list[UUID]) -> list[Any]:
-                async with db.transaction() as tx:
-                    rows = {row[0]: row for row in await fetch(tx, sql.READ_DELIVERIES, ids=ids)}
-                return [rows.get(id) for id in ids]
-
-            self._reader = (db, Gather(read))
-        return self._reader[1]
+    def _reading(self, db: Database) -> _Reader:
+        if self._reader is None or self._reader.db is not db:
+            self._reader = _Reader(db)
+        return self._reader
 
     async def _send(self, task: Task, event: Event, ctx: JobContext) -> Sent:
         keyring = self._keyring = self._keyring or Keyring.open(self._settings)

@@ -88,11 +88,16 @@ async def record(tx: Any, ended: Sequence[Sent | Task], *, most: int, disable_af
     if sent:
         written |= await _record_sent(tx, sent, held, disable_after, alerts)
     if gone:
-        written |= await _give_up(tx, gone, alerts)
+        written |= await _give_up(tx, gone, held, alerts)
     await raise_alerts(tx, alerts)
     await admit(tx, touched, most=most)
     failpoint("webhook.recorded")
     return [_outcome(one, written) for one in ended]
+
+
+def repairable(held: Sequence[Locked]) -> set[UUID]:
+    """Those whose failed deliveries somebody could send again: not the deleted."""
+    return {one.id for one in held if one.standing.status != "DELETED"}
 
 
 async def raise_alerts(tx: Any, alerts: Sequence[Alert]) -> None:
@@ -112,13 +117,14 @@ async def _record_sent(
     rows = await fetch(tx, sql.RECORD_ATTEMPTS, **_attempt_values(sent))
     written = {row[0] for row in rows}
     changed: dict[UUID, tuple[Standing, Standing]] = {}
+    told = repairable(held)
     for locked in held:
         those = [one for one in sent if one.task.subscription_id == locked.id and one.task.id in written]
         after = locked.standing
         for one in those:
             after = _after(after, one.answer, locked.now, disable_after)
-            if one.verdict.status == "PERMANENTLY_FAILED" and locked.standing.status != "DELETED":
-                alerts.append(Alert("webhook_failed", locked.id, _failure(one)))  # of a deleted one nobody could repair
+            if one.verdict.status == "PERMANENTLY_FAILED" and locked.id in told:
+                alerts.append(Alert("webhook_failed", locked.id, _failure(one)))
         if after != locked.standing:
             changed[locked.id] = (locked.standing, after)
     if changed:
@@ -155,13 +161,18 @@ async def _note_standings(tx: Any, changed: Mapping[UUID, tuple[Standing, Standi
     await schedule_many(tx, resumes)
 
 
-async def _give_up(tx: Any, gone: Sequence[Task], alerts: list[Alert]) -> set[UUID]:
+async def _give_up(tx: Any, gone: Sequence[Task], held: Sequence[Locked], alerts: list[Alert]) -> set[UUID]:
     """Their events are no longer in the history: there is nothing to send."""
     ids, turns = [one.id for one in gone], [one.turn for one in gone]
     rows = await fetch(tx, sql.END_DELIVERIES, ids=ids, turns=turns, error="event_gone")
     written = {row[0] for row in rows}
     message = "an event was removed from the history before it was delivered"
-    alerts += [Alert("webhook_failed", one.subscription_id, message) for one in gone if one.id in written]
+    told = repairable(held)
+    alerts += [
+        Alert("webhook_failed", one.subscription_id, message)
+        for one in gone
+        if one.id in written and one.subscription_id in told
+    ]
     return written
 
 

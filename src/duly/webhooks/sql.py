@@ -117,14 +117,14 @@ WITH made AS (
         last_http_status = m.http_status, last_error = m.error,
         finished_at = CASE WHEN m.is_finished THEN duly.now() END
     FROM made m WHERE d.id = m.id AND d.turn = m.turn AND d.status = 'QUEUED'
-    RETURNING d.id, d.subscription_id, d.attempts
+    RETURNING d.id, d.turn, d.subscription_id, d.attempts
 )
 INSERT INTO duly.webhook_attempts (delivery_id, number, subscription_id, started_at, latency_ms, outcome, http_status,
     error, address, request_headers, request_bytes, response_headers, response_excerpt, worker)
 SELECT id, moved.attempts, moved.subscription_id, m.started_at, m.latency_ms, m.outcome, m.http_status, m.error,
        m.address, CAST(m.request_headers AS jsonb), m.request_bytes, CAST(m.response_headers AS jsonb),
        m.response_excerpt, CAST(:worker AS text)
-FROM moved JOIN made m USING (id)
+FROM moved JOIN made m USING (id, turn)
 RETURNING delivery_id
 """)
 END_DELIVERIES = Statement("""
@@ -183,11 +183,14 @@ WHERE d.id = stray.id AND d.status IN ('QUEUED', 'RETRYING')
        WHERE j.entity_id = d.id::text AND j.name = 'duly.deliver-webhook' LIMIT 1) IS NULL
 RETURNING d.id, d.subscription_id, d.status
 """)
+# With something under way, its end admits the next.
 FIND_IDLE = Statement("""
 SELECT s.id FROM duly.webhook_subscriptions s
 WHERE s.status = 'ACTIVE' AND coalesce(s.open_until <= duly.now(), true)
   AND (SELECT true FROM duly.webhook_deliveries d
        WHERE d.subscription_id = s.id AND d.status = 'WAITING' LIMIT 1)
+  AND (SELECT true FROM duly.webhook_deliveries q
+       WHERE q.subscription_id = s.id AND q.status = 'QUEUED' LIMIT 1) IS NULL
 ORDER BY s.id LIMIT CAST(:limit AS int)
 """)
 # The events are gone by then, too; what is under way is left alone.

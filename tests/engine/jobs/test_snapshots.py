@@ -69,9 +69,10 @@ async def test_claims_go_on_where_they_were_and_the_walk_finds_the_rest(
         return [job.entity_id for job in await claims.take(connection, room)]
 
     try:
+        assert await take() == []  # slow once
         for entity, seconds in (("a", 30.0), ("b", 20.0), ("c", 10.0)):
             add(dsn, entity, ago(seconds))
-        assert await take(2) == ["a", "b"]  # the whole walk, which was slow
+        assert await take(2) == ["a", "b"]  # the whole walk, which was slow again
         add(dsn, "straggler", ago(25))
         add(dsn, "urgent", ago(40), priority=1)  # a lane nothing was claimed from yet has no start
         add(dsn, "committed late", ago(20.1))  # within what a commit may take
@@ -95,10 +96,28 @@ async def test_an_idle_queue_is_not_walked_from_its_start_again_and_again(
     connection = await db.connect()
     try:
         assert await claims.take(connection, 10) == []
+        assert await claims.take(connection, 10) == []
         now: datetime = value(dsn, "SELECT now()")
         assert all(now.timestamp() - 5 < start < now.timestamp() for start in claims._free.onward()["starts"])
         rows(dsn, "SELECT duly.schedule('work', 'new')")
         assert [job.entity_id for job in await claims.take(connection, 10)] == ["new"]
+    finally:
+        await connection.close()
+
+
+async def test_what_becomes_due_while_a_slow_claim_runs_is_found_by_the_next(
+    db: Database, dsn: str, machine: Machine
+) -> None:
+    """E3.3: a claim that took long has not seen what was committed meanwhile, due before the claim ended."""
+    claims = Claims(handlers(work), worker="w", lease_seconds=60)
+    connection = await db.connect()
+    try:
+        machine.takes = 3.0
+        assert await claims.take(connection, 10) == []
+        before: datetime = value(dsn, "SELECT now()")
+        assert await claims.take(connection, 10) == []
+        add(dsn, "meanwhile", before - timedelta(seconds=1))  # the claim began three seconds ago
+        assert [job.entity_id for job in await claims.take(connection, 10)] == ["meanwhile"]
     finally:
         await connection.close()
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import text
 
 from duly import Database, Duly, Event, Fail, JobContext, Snooze, ThenTogether, Tx, Worker
 from duly.jobs.outcomes import Cancel, Done, Outcome
+from duly.settings import Settings
 from tests.engine.inbox.effects import publish_numbers
 from tests.engine.jobs.wire import Cut, breaking_wire
 from tests.engine.jobs.witness import (
@@ -24,6 +26,7 @@ from tests.engine.jobs.witness import (
     outcomes,
     queue,
     schedule_numbers,
+    until,
 )
 from tests.support import handlers, rows, value
 
@@ -39,13 +42,14 @@ COUNT = 20
 class Partner:
     """Somebody outside whose answers all come at the same moment."""
 
-    def __init__(self, count: int = COUNT) -> None:
+    def __init__(self, count: int = COUNT, **options: Any) -> None:
         self.calls: list[str | None] = []
         self.turns: list[list[str]] = []
         self.returns: dict[str, Outcome | None] = {}
         self.before_write: Callable[[Sequence[str]], Any] = lambda _: None
+        self.during: Callable[[Tx, Sequence[str]], Awaitable[None]] | None = None
         self._all_called = asyncio.Barrier(count)
-        self.handlers = handlers(self._work(), max_retries=1)
+        self.handlers = handlers(self._work(), max_retries=1, **options)
 
     def _work(self) -> Callable[..., Any]:
         async def work(ctx: JobContext) -> ThenTogether:
@@ -61,6 +65,8 @@ class Partner:
         for item in items:
             await tx.execute(WRITE, {"entity_id": item, "run": ""})
         await asyncio.to_thread(self.before_write, items)
+        if self.during is not None:
+            await self.during(tx, items)
         return [self.returns.get(item) for item in items]
 
 
@@ -112,6 +118,78 @@ async def test_one_that_spoils_the_commit_fails_alone(db: Database, dsn: str) ->
     assert effects(dsn) == {number: 1 for number in each_once(COUNT) if number != "7"}
     assert len(partner.calls) == COUNT, "nobody else is called again for it"
     assert [(entity, retries) for entity, _, retries in queue(dsn)] == [("7", 1)]
+
+
+async def cancelled(_tx: Tx, items: Sequence[str]) -> None:
+    if "7" in items:
+        task = asyncio.ensure_future(asyncio.sleep(60))
+        task.cancel()
+        await task
+
+
+async def missing(_tx: Tx, items: Sequence[str]) -> None:
+    if "7" in items:
+        raise FileNotFoundError("not the database's fault")
+
+
+async def endless(_tx: Tx, items: Sequence[str]) -> None:
+    if "7" in items:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("spoil", [cancelled, missing, endless])
+async def test_whatever_one_of_them_does_the_others_are_written_soon(db: Database, dsn: str, spoil: Any) -> None:
+    """A cancellation inside, an error that looks like an outage, work that never ends: each is that job's own."""
+    partner = Partner(timeout_seconds=2.0)
+    partner.during = spoil
+    schedule_numbers(dsn, "work", COUNT)
+    async with asyncio.timeout(30):
+        await work(db, partner)
+    assert effects(dsn) == {number: 1 for number in each_once(COUNT) if number != "7"}
+    assert len(partner.calls) == COUNT
+    assert [(entity, retries) for entity, _, retries in queue(dsn)] == [("7", 1)]
+
+
+async def test_a_lock_that_one_of_them_waits_for_holds_up_nobody_else(db: Database, dsn: str) -> None:
+    partner = Partner()
+    others = {number: 1 for number in each_once(COUNT) if number != "7"}
+
+    async def take_lock(tx: Tx, items: Sequence[str]) -> None:
+        if "7" in items:
+            await tx.execute(text("SELECT pg_advisory_xact_lock(7)"))
+
+    partner.during = take_lock
+    schedule_numbers(dsn, "work", COUNT)
+    with psycopg.connect(dsn) as holder:
+        holder.execute("SELECT pg_advisory_xact_lock(7)")
+        working = asyncio.create_task(work(db, partner))
+        await until(lambda: effects(dsn) == others, what="the others are written")
+        assert not working.done()
+        holder.rollback()
+    await working
+    assert effects(dsn) == each_once(COUNT)
+    assert len(partner.calls) == COUNT
+    assert {outcome for _, outcome, _ in outcomes(dsn)} == {"done"}
+
+
+async def test_a_pool_without_a_free_session_repeats_no_call(dsn: str) -> None:
+    partner = Partner(5)
+    small = Database(dsn, settings=Settings(connect_timeout_seconds=0.5))
+    schedule_numbers(dsn, "work", 5)
+    worker = Worker(small, partner.handlers, concurrency=5, pool_size=1)
+    held = asyncio.Event()
+
+    async def hold(tx: Tx, items: Sequence[str]) -> None:
+        if not held.is_set():
+            held.set()
+            await asyncio.sleep(1.5)  # the pool's patience is physical time
+
+    partner.during = hold
+    await worker.run_once()
+    await small.close()
+    assert len(partner.calls) == 5
+    assert effects(dsn) == each_once(5)
+    assert {(outcome, retries) for _, outcome, retries in outcomes(dsn)} == {("done", 0)}
 
 
 async def test_writes_of_a_zombie_are_refused_and_the_others_kept(db: Database, dsn: str) -> None:

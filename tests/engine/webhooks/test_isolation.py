@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
+import psycopg
 import pytest
 from sqlalchemy import event as sqlalchemy_event
 
@@ -187,6 +188,28 @@ async def test_a_delivery_is_eight_statements_beside_its_claim(hooks: Hooks, dsn
     assert sent["duly.webhook"] == 21 * 4
     assert sent["duly.schedule_many"] == 20
     assert sent["COMMIT"] == 21 * 2
+
+
+async def test_a_subscription_that_somebody_has_locked_delays_no_other(hooks: Hooks, dsn: str) -> None:
+    """E6.2: an operator's open transaction, or a worker that stalls over it; nothing is sent twice for it."""
+    async with subscriber() as one, subscriber() as other:
+        locked = await hooks.subscribe(one.url)
+        await hooks.subscribe(other.url)
+        await hooks.emit(3)
+        handlers = {name: handler for name, handler in hooks.handlers.items() if name != DELIVER_JOB}
+        await drain(hooks.db, handlers)
+        others = "SELECT count(*) FROM duly.webhook_deliveries WHERE status = 'DELIVERED' AND subscription_id <> %(id)s"
+        with psycopg.connect(dsn) as holder:
+            holder.execute("SELECT 1 FROM duly.webhook_subscriptions WHERE id = %s FOR UPDATE", [locked.id])
+            working = asyncio.create_task(Worker(hooks.db, {DELIVER_JOB: hooks.handlers[DELIVER_JOB]}).run_once())
+            async with asyncio.timeout(15):
+                while value(dsn, others, {"id": locked.id}) < 3:
+                    await asyncio.sleep(0.05)
+            assert not working.done()
+            holder.rollback()
+        await working
+    assert (len(one.requests), len(other.requests)) == (3, 3)
+    assert {delivery.status for delivery in await hooks.deliveries()} == {"DELIVERED"}
 
 
 async def test_many_deliveries_that_end_together_are_recorded_in_one_commit(hooks: Hooks, dsn: str) -> None:
