@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import asyncpg
 import psycopg
@@ -19,13 +21,27 @@ from duly.errors import DulyError
 
 app = typer.Typer(
     name="duly",
-    help="Work that is due, duly done: outbox, inbox, jobs and schedules on PostgreSQL.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 for family in (parts, database, operate, webhooks, sandbox, catch):
     family.register(app)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"duly {version('duly')}")
+        raise typer.Exit
+
+
+@app.callback()
+def duly(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Work that is due, duly done: outbox, inbox, jobs and schedules on PostgreSQL."""
 
 
 def run() -> None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from tests.engine.cli.commands import duly
 from tests.support import rows, value
+
+
+def test_the_version_is_the_packages(env: dict[str, str]) -> None:
+    done = duly("--version", env=env)
+    assert (done.returncode, done.stdout) == (0, f"duly {version('duly')}\n")
 
 
 def test_migrate_goes_up_and_down_and_up_again(server_env: dict[str, str], dsn: str) -> None:
