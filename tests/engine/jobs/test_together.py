@@ -140,7 +140,7 @@ async def endless(_tx: Tx, items: Sequence[str]) -> None:
 @pytest.mark.parametrize("spoil", [cancelled, missing, endless])
 async def test_whatever_one_of_them_does_the_others_are_written_soon(db: Database, dsn: str, spoil: Any) -> None:
     """A cancellation inside, an error that looks like an outage, work that never ends: each is that job's own."""
-    partner = Partner(timeout_seconds=2.0)
+    partner = Partner(timeout_seconds=6.0)
     partner.during = spoil
     schedule_numbers(dsn, "work", COUNT)
     async with asyncio.timeout(30):
