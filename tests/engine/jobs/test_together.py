@@ -49,7 +49,7 @@ class Partner:
         self.before_write: Callable[[Sequence[str]], Any] = lambda _: None
         self.during: Callable[[Tx, Sequence[str]], Awaitable[None]] | None = None
         self._all_called = asyncio.Barrier(count)
-        self.handlers = handlers(self._work(), max_retries=1, **options)
+        self.handlers = handlers(self._work(), max_retries=1, backoff_seconds=[3600], **options)
 
     def _work(self) -> Callable[..., Any]:
         async def work(ctx: JobContext) -> ThenTogether:
