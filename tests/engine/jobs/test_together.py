@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from duly import Database, Duly, Event, Fail, JobContext, Snooze, ThenTogether, Tx, Worker
+from duly.jobs import together as together_module
 from duly.jobs.outcomes import Cancel, Done, Outcome
 from duly.settings import Settings
 from tests.engine.inbox.effects import publish_numbers
@@ -132,15 +133,10 @@ async def missing(_tx: Tx, items: Sequence[str]) -> None:
         raise FileNotFoundError("not the database's fault")
 
 
-async def endless(_tx: Tx, items: Sequence[str]) -> None:
-    if "7" in items:
-        await asyncio.Event().wait()
-
-
-@pytest.mark.parametrize("spoil", [cancelled, missing, endless])
+@pytest.mark.parametrize("spoil", [cancelled, missing])
 async def test_whatever_one_of_them_does_the_others_are_written_soon(db: Database, dsn: str, spoil: Any) -> None:
-    """A cancellation inside, an error that looks like an outage, work that never ends: each is that job's own."""
-    partner = Partner(timeout_seconds=6.0)
+    """A cancellation inside, an error that looks like an outage: each is that job's own."""
+    partner = Partner()
     partner.during = spoil
     schedule_numbers(dsn, "work", COUNT)
     async with asyncio.timeout(30):
@@ -148,6 +144,29 @@ async def test_whatever_one_of_them_does_the_others_are_written_soon(db: Databas
     assert effects(dsn) == {number: 1 for number in each_once(COUNT) if number != "7"}
     assert len(partner.calls) == COUNT
     assert [(entity, retries) for entity, _, retries in queue(dsn)] == [("7", 1)]
+
+
+async def test_work_that_takes_long_for_one_of_them_holds_up_nobody_else(
+    db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together_module, "TOGETHER_SECONDS", 0.5)
+    partner = Partner()
+    others = {number: 1 for number in each_once(COUNT) if number != "7"}
+    go_on = asyncio.Event()
+
+    async def wait(_tx: Tx, items: Sequence[str]) -> None:
+        if "7" in items:
+            await go_on.wait()
+
+    partner.during = wait
+    schedule_numbers(dsn, "work", COUNT)
+    working = asyncio.create_task(work(db, partner))
+    await until(lambda: effects(dsn) == others, what="the others are written")
+    assert not working.done()
+    go_on.set()
+    await working
+    assert effects(dsn) == each_once(COUNT)
+    assert len(partner.calls) == COUNT
 
 
 async def test_a_lock_that_one_of_them_waits_for_holds_up_nobody_else(db: Database, dsn: str) -> None:
@@ -169,6 +188,7 @@ async def test_a_lock_that_one_of_them_waits_for_holds_up_nobody_else(db: Databa
     await working
     assert effects(dsn) == each_once(COUNT)
     assert len(partner.calls) == COUNT
+    assert sum(len(turn) > 1 for turn in partner.turns) == 1, "they have waited for it once"
     assert {outcome for _, outcome, _ in outcomes(dsn)} == {"done"}
 
 
