@@ -14,8 +14,9 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from duly.db import Database, is_database_gone, is_disconnect
+from duly.db import Database, is_database_gone, is_disconnect, is_passing
 from duly.errors import Unavailable
+from duly.settings import Settings
 from tests.engine.jobs.witness import terminate_backends
 from tests.support import rows
 
@@ -221,3 +222,22 @@ async def test_an_outage_is_seen_through_what_a_handler_raises_because_of_it(db:
     assert is_database_gone(await error_of(wrap()))
     assert is_database_gone(await error_of(handle()))
     assert not is_database_gone(await error_of(put_aside()))
+
+
+async def test_a_pool_without_a_free_session_passes_and_is_no_outage(dsn: str) -> None:
+    """What is not written now can be in a moment: no call to the outside is repeated for it."""
+    db = Database(dsn, settings=Settings(connect_timeout_seconds=0.2), pool_size=1)
+
+    async def take_all() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(20):  # the pool may have some to spare
+                tx = await stack.enter_async_context(db.transaction())
+                await tx.execute(text("SELECT 1"))
+
+    try:
+        with pytest.raises(Exception, match="QueuePool") as caught:
+            await take_all()
+    finally:
+        await db.close()
+    assert is_passing(caught.value)
+    assert not is_database_gone(caught.value)

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from duly import Database, Duly, Event, Fail, JobContext, Snooze, ThenTogether, Tx, Worker
+from duly.jobs import run as run_module
 from duly.jobs import together as together_module
 from duly.jobs.outcomes import Cancel, Done, Outcome
 from duly.settings import Settings
@@ -169,7 +170,10 @@ async def test_work_that_takes_long_for_one_of_them_holds_up_nobody_else(
     assert len(partner.calls) == COUNT
 
 
-async def test_a_lock_that_one_of_them_waits_for_holds_up_nobody_else(db: Database, dsn: str) -> None:
+async def test_a_lock_that_one_of_them_waits_for_holds_up_nobody_else(
+    db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together_module, "TOGETHER_SECONDS", 60.0)
     partner = Partner()
     others = {number: 1 for number in each_once(COUNT) if number != "7"}
 
@@ -270,6 +274,24 @@ async def test_a_conflict_repeats_what_follows_and_no_call(db: Database, dsn: st
     assert len(partner.turns) <= 8, "they stay together"
     assert effects(dsn) == each_once(COUNT)
     assert {outcome for _, outcome, _ in outcomes(dsn)} == {"done"}
+
+
+async def test_a_conflict_that_does_not_pass_is_a_failure_with_its_reason(
+    db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "MAX_LOOK_UP_SECONDS", 1.0)
+
+    async def write(tx: Tx, items: Sequence[str]) -> list[Outcome | None]:
+        await tx.execute(text("DO $$ BEGIN RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END $$"))
+        return [None] * len(items)
+
+    async def work(ctx: JobContext) -> ThenTogether:
+        return ThenTogether(write, ctx.entity_id)
+
+    schedule_numbers(dsn, "work", 1, max_retries=0)
+    await Worker(db, handlers(work)).run_once()
+    ((error,),) = rows(dsn, "SELECT error FROM duly.dead_letters")
+    assert "lost" in error or "Serialization" in error
 
 
 async def test_a_database_that_goes_away_repeats_what_follows_and_no_call(db: Database, dsn: str) -> None:
