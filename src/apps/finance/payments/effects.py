@@ -25,6 +25,7 @@ from apps.finance.ledger.model import (
 from apps.finance.payments import events, store
 from apps.finance.payments.model import (
     RETURN_WAIT,
+    REVERSED,
     REVIEW_WINDOW,
     Delivery,
     Heard,
@@ -97,6 +98,13 @@ async def post(tx: Tx, values: dict[str, Any], payer: Account, *, now: datetime)
         )
         incoming = hold.id
     return {"transaction_id": transaction.id, "incoming_hold_id": incoming, "delivery": Delivery.DUE}
+
+
+async def end_reversed(tx: Tx, was: Payment, reversal_id: UUID) -> Payment:
+    """Somebody has reversed the posting of a payment that the bank does not have: it is over, and never sent."""
+    await void(tx, was.incoming_hold_id)
+    after = replace(was.move(State.PERMANENTLY_FAILED, reason=REVERSED), reversal_id=reversal_id)
+    return await apply(tx, was, after, cause="reversed", detail=f"by {reversal_id}")
 
 
 async def give_back(tx: Tx, payment: Payment) -> Payment:

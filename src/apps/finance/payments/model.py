@@ -39,6 +39,7 @@ DECLINED = "declined"
 GAVE_UP = "gave_up"
 LAST_TRY = "last_try"
 LOST = "lost"
+REVERSED = "reversed"
 
 
 class State(StrEnum):
@@ -204,6 +205,11 @@ class Payment:
     reversal_id: UUID | None = None
 
     @property
+    def is_moving(self) -> bool:
+        """Whether its money is posted, and it is not over."""
+        return self.retryable or self.state in (State.PROCESSING, State.UNKNOWN, State.RETURNING)
+
+    @property
     def is_open(self) -> bool:
         """Whether the bank may have it, and has not said how it ended."""
         return self.state in (State.PROCESSING, State.UNKNOWN)
@@ -270,10 +276,15 @@ class Callback:
         return None
 
 
-def hear(payment: Payment, heard: Heard, *, now: datetime) -> Payment | Verdict:
-    """The payment after this was heard of it; or that nothing follows, or that it contradicts how it stands."""
+def hear(payment: Payment, heard: Heard, *, now: datetime, is_reversed: bool = False) -> Payment | Verdict:
+    """The payment after this was heard of it; or that nothing follows, or that it contradicts how it stands.
+
+    ``is_reversed``: somebody has reversed its posting, so the recipient has no money that could arrive.
+    """
     if _is_outdated(payment, heard):
         return Verdict.STAY
+    if is_reversed and heard.report is Report.SETTLED:
+        return Verdict.CONTRADICT
     is_over = payment.state is State.FAILED and not payment.retryable  # nothing was ever sent
     follows = (_NEVER_SENT if is_over else MOVES[payment.state])[heard.report]
     if heard.report is Report.PENDING and payment.reason == GAVE_UP:

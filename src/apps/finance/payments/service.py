@@ -30,13 +30,13 @@ from apps.finance.ledger.model import (
 )
 from apps.finance.payments import effects, events, store
 from apps.finance.payments.effects import ASK, EXPIRE_REVIEW, RETURN, SEND
+from apps.finance.payments.hearing import listen
 from apps.finance.payments.model import (
     INSUFFICIENT_BALANCE,
     REVIEW_EXPIRED,
     REVIEW_REJECTED,
     REVIEW_WINDOW,
     SCREENING,
-    SILENCE,
     VALIDITY,
     Callback,
     Delivery,
@@ -51,9 +51,7 @@ from apps.finance.payments.model import (
     SelfPayment,
     Source,
     State,
-    Verdict,
     WrongCurrency,
-    hear,
     is_worrying,
     may_arrive_until,
     wait_before_asking,
@@ -196,8 +194,11 @@ async def begin_sending(tx: Tx, payment_id: UUID) -> Order | None:
     found = await _lock(tx, payment_id)
     was = found.payment
     if was.delivery is Delivery.UNDER_WAY:
-        await _hear(tx, found, Heard(Report.UNCLEAR, Source.SEND, attempt=was.attempts))
+        await listen(tx, found, Heard(Report.UNCLEAR, Source.SEND, attempt=was.attempts))
     if was.delivery is not Delivery.DUE:
+        return None
+    if (reversal_id := await store.lock_posting(tx, was)) is not None:
+        await effects.end_reversed(tx, was, reversal_id)
         return None
     payment, valid_until = await store.begin_sending(tx, was, validity=VALIDITY)
     return Order(
@@ -222,7 +223,7 @@ async def begin_asking(tx: Tx, payment_id: UUID) -> Payment | timedelta | None:
 async def note_answer(tx: Tx, payment_id: UUID, heard: Heard) -> tuple[Payment, timedelta | None]:
     """What the bank said to a request or a question, and when to ask (again); None when that is not needed."""
     found = await _lock(tx, payment_id)
-    payment = await _hear(tx, found, heard)
+    payment = await listen(tx, found, heard)
     if not payment.is_open:
         return payment, None
     if heard.source is Source.ASK and is_worrying(payment, now=found.now):
@@ -249,53 +250,8 @@ async def receive(tx: Tx, callback: Callback) -> str:
         return await _keep(tx, callback, "amount_differs", found)
     failpoint("handler.mid")
     reference = callback.payment_ref if callback.payment_ref != str(payment.bank_key) else None
-    after = await _hear(tx, found, Heard(report, Source.CALLBACK, reference, callback.reason))
+    after = await listen(tx, found, Heard(report, Source.CALLBACK, reference, callback.reason))
     return "applied" if after.version != payment.version else "ignored"
-
-
-async def _hear(tx: Tx, found: store.Locked, heard: Heard) -> Payment:
-    """What follows from a report, all of it in this transaction."""
-    was = found.payment
-    heard = await _check_reference(tx, was, heard)
-    after = hear(was, heard, now=found.now)
-    if after is Verdict.STAY:
-        return was
-    if after is Verdict.CONTRADICT:
-        return await effects.contradict(tx, was, heard)
-    assert isinstance(after, Payment)
-    moved = await effects.apply(tx, was, after, cause=heard.source.value, detail=effects.describe(heard))
-    if heard.source is not Source.ASK:  # a question that runs says itself when it comes again
-        await _plan_question(tx, was, moved, now=found.now)
-    return moved
-
-
-async def _check_reference(tx: Tx, payment: Payment, heard: Heard) -> Heard:
-    """A reference that another payment has is not believed; callbacks that came before it are matched now."""
-    reference = heard.reference
-    if reference is None or payment.provider_ref is not None:
-        return heard
-    owner = await store.find_reference(tx, payment.provider, reference)
-    if owner is not None and owner != payment.id:
-        log.error("provider_reference_twice", payment_id=str(payment.id), other_id=str(owner))
-        await raise_alert(
-            tx,
-            subject="payments.reference",
-            message=f"payments {payment.id} and {owner} have one reference at the bank",
-        )
-        return replace(heard, reference=None)
-    if heard.source is not Source.CALLBACK and await store.match_callbacks(tx, payment, reference):
-        return replace(heard, report=Report.UNCLEAR) if heard.report is Report.PENDING else heard
-    return heard
-
-
-async def _plan_question(tx: Tx, was: Payment, payment: Payment, *, now: datetime) -> None:
-    """Whoever is open is asked about some day; whoever is not, is not."""
-    if payment.state is State.UNKNOWN:
-        await schedule(tx, ASK, payment.id, now + wait_before_asking(payment, now=now))
-    elif payment.state is State.PROCESSING:
-        await schedule(tx, ASK, payment.id, now + SILENCE)
-    elif was.is_open or was.retryable:
-        await cancel(tx, ASK, payment.id)
 
 
 # -- trying again, looking after -------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ __all__ = ["metadata"]
 
 TAKE_TURN = text("SELECT pg_advisory_xact_lock(hashtextextended('payments from ' || CAST(:account AS text), 0))")
 LOCK_LEDGER = text("SELECT payments.lock_ledger(CAST(:posted AS uuid), CAST(:accounts AS uuid[]))")
+LOCK_POSTING = text("SELECT payments.lock_posting(CAST(:posted AS uuid))")
 INSERT_PAYMENT = text("""
 WITH made AS (
     INSERT INTO payments.payments
@@ -171,6 +172,12 @@ async def lock_ledger(tx: Tx, payment: Payment) -> None:
     """Before a hold ends and money moves: the posting and both accounts, in the order in which the ledger locks."""
     accounts = [payment.from_account_id, payment.to_account_id]
     await tx.execute(LOCK_LEDGER, {"posted": payment.transaction_id, "accounts": accounts})
+
+
+async def lock_posting(tx: Tx, payment: Payment) -> UUID | None:
+    """Nobody reverses its posting until the commit; the reversal's id, if somebody has."""
+    found: UUID | None = (await tx.execute(LOCK_POSTING, {"posted": payment.transaction_id})).scalar_one()
+    return found
 
 
 async def insert_payment(tx: Tx, values: Mapping[str, Any]) -> Payment:

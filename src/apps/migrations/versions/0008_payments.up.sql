@@ -157,6 +157,17 @@ END
 $$;
 REVOKE ALL ON FUNCTION payments.lock_ledger FROM PUBLIC;
 
+-- Whether somebody has reversed a posting: the reversal's id, or NULL; until the commit nobody can do so.
+CREATE FUNCTION payments.lock_posting(posted uuid) RETURNS uuid
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+AS $$
+BEGIN
+    PERFORM 1 FROM ledger.transactions t WHERE t.id = posted FOR NO KEY UPDATE;
+    RETURN (SELECT r.id FROM ledger.transactions r WHERE r.reverses_id = posted);
+END
+$$;
+REVOKE ALL ON FUNCTION payments.lock_posting FROM PUBLIC;
+
 -- What was missed is made up for by one run: each looks at everything that is due.
 INSERT INTO duly.schedules (name, cron, misfire) VALUES
     ('payments.retry', '* * * * *', 'run_once'),
