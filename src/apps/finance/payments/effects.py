@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -91,13 +90,20 @@ async def post(tx: Tx, values: dict[str, Any], payer: Account, *, now: datetime)
     amount, payee_id = values["amount"], values["to_account_id"]
     lines = [NewEntry(payer.id, amount, lowers, covered=True), NewEntry(payee_id, amount, raises)]
     transaction = await ledger.post(tx, Posting(f"payment {values['id']}", lines))
-    incoming: UUID | None = None
-    with contextlib.suppress(InsufficientFunds):  # it is overdrawn and may be: the money can go back in any case
-        hold = await ledger.place_hold(
-            tx, payee_id, amount=amount, reference=f"payment {values['id']} incoming", until=now + LONGEST_HOLD
-        )
-        incoming = hold.id
+    incoming = await _hold_incoming(tx, values, until=now + LONGEST_HOLD)
     return {"transaction_id": transaction.id, "incoming_hold_id": incoming, "delivery": Delivery.DUE}
+
+
+async def _hold_incoming(tx: Tx, values: dict[str, Any], *, until: datetime) -> UUID | None:
+    """Hold what arrived; of an account that was overdrawn, and may be, what lifted it above zero."""
+    payee_id, amount, reference = values["to_account_id"], values["amount"], f"payment {values['id']} incoming"
+    try:
+        return (await ledger.place_hold(tx, payee_id, amount=amount, reference=reference, until=until)).id
+    except InsufficientFunds:  # the posting has locked the account: what is available stays so until the commit
+        available = (await ledger.get_balance(tx, payee_id)).available
+    if available is None or available <= 0:
+        return None
+    return (await ledger.place_hold(tx, payee_id, amount=available, reference=reference, until=until)).id
 
 
 async def end_reversed(tx: Tx, was: Payment, reversal_id: UUID) -> Payment:

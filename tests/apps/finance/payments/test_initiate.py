@@ -79,11 +79,17 @@ async def test_cover_is_asked_for_where_the_account_may_go_negative_too(payers: 
     payers.check()
 
 
-async def test_a_payment_to_an_overdrawn_account_can_go_back(payers: Payers, db: Database, dsn: str) -> None:
-    """There is nothing to hold on it; what it may do without cover, a reversal may do as well."""
+@pytest.mark.parametrize(("amount", "held"), [("10.00", None), ("50.00", 3000)])
+async def test_a_payment_to_an_overdrawn_account_can_go_back(
+    payers: Payers, db: Database, dsn: str, amount: str, held: int | None
+) -> None:
+    """At -20.00: what lifts it above zero is held, so it can spend nothing; afterwards nobody is lower than before."""
     loose = await do(db, _overdrawn)
-    made = await payers.pay("10.00", payee=loose)
-    assert value(dsn, "SELECT incoming_hold_id FROM payments.payments") is None
+    made = await payers.pay(amount, payee=loose)
+    query = "SELECT h.amount FROM ledger.holds h JOIN payments.payments p ON p.incoming_hold_id = h.id"
+    assert rows(dsn, query) == ([(held,)] if held else [])
+    assert await payers.available(loose) == ("0.00" if held else "-10.00")
+    assert (await payers.try_pay("0.01", payer=loose)).status_code == 422
     await payers.run()
     payers.settle(made["id"], "DECLINED")
     await payers.call(made["id"], "FAILED")
