@@ -22,6 +22,8 @@ WAITS = tuple(timedelta(minutes=minutes) for minutes in (1, 5, 15, 60, 360, 1_44
 """Before each retry (F7); the first try is none, so a payment is sent seven times at most."""
 VALIDITY = timedelta(seconds=60)
 """How long the bank may take a request after we began to send it; later it must refuse it."""
+CLOCKS_DIFFER = timedelta(seconds=30)
+"""By how much the bank's clock may be behind ours: so much longer it may take the request."""
 SHORTEST_QUESTION_WAIT = timedelta(seconds=30)
 LONGEST_QUESTION_WAIT = timedelta(hours=6)
 SILENCE = timedelta(hours=1)
@@ -164,7 +166,10 @@ CHANGES = frozenset(
 
 @dataclass(frozen=True)
 class Heard:
-    """A report; ``attempt`` is which request it answers, ``version`` how the payment was when the bank was asked."""
+    """A report; ``attempt`` is which request it answers.
+
+    Of an answer to a question, ``version`` is how the payment was when the bank was asked, and ``asked_at`` the moment.
+    """
 
     report: Report
     source: Source
@@ -172,6 +177,7 @@ class Heard:
     detail: str | None = None
     attempt: int | None = None
     version: int | None = None
+    asked_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -220,6 +226,14 @@ class Payment:
             self, state=state, reason=reason, retryable=next_retry_at is not None, next_retry_at=next_retry_at,
             delivery=None,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the bank is asked about, and since when: its answer may speak of any moment after that."""
+
+    payment: Payment
+    asked_at: datetime
 
 
 @dataclass(frozen=True)
@@ -283,6 +297,8 @@ def hear(payment: Payment, heard: Heard, *, now: datetime, is_reversed: bool = F
     """
     if _is_outdated(payment, heard):
         return Verdict.STAY
+    if heard.report is Report.NOT_TAKEN and payment.is_open and payment.delivery is not Delivery.UNDER_WAY:
+        heard = replace(heard, report=Report.UNCLEAR)  # somebody has said meanwhile that the bank has it: it is asked
     if is_reversed and heard.report is Report.SETTLED:
         return Verdict.CONTRADICT
     is_over = payment.state is State.FAILED and not payment.retryable  # nothing was ever sent
@@ -310,7 +326,7 @@ def wait_before_asking(payment: Payment, *, now: datetime) -> timedelta:
 
 def may_arrive_until(payment: Payment) -> datetime:
     """Until when the bank may still take what we sent last."""
-    return (payment.sent_at or payment.created_at) + VALIDITY
+    return (payment.sent_at or payment.created_at) + VALIDITY + CLOCKS_DIFFER
 
 
 def is_worrying(payment: Payment, *, now: datetime) -> bool:
@@ -333,8 +349,8 @@ def _is_outdated(payment: Payment, heard: Heard) -> bool:
 def _fail(payment: Payment, heard: Heard, now: datetime) -> Payment | Verdict:
     """The bank does not have it: it is sent again in time, or given up."""
     is_answer = heard.report is Report.NOT_KNOWN
-    if is_answer and payment.attempts and now < may_arrive_until(payment):
-        return Verdict.STAY  # our request may still arrive
+    if is_answer and (heard.asked_at is None or (payment.attempts and heard.asked_at < may_arrive_until(payment))):
+        return Verdict.STAY  # our request might still arrive after the bank had looked
     if payment.attempts > len(WAITS):
         if is_answer:
             return payment.move(State.PERMANENTLY_FAILED, reason=GAVE_UP)

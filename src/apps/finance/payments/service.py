@@ -47,6 +47,7 @@ from apps.finance.payments.model import (
     Order,
     Payment,
     PaymentNotFound,
+    Question,
     Report,
     SelfPayment,
     Source,
@@ -207,17 +208,17 @@ async def begin_sending(tx: Tx, payment_id: UUID) -> Order | None:
     )  # fmt: skip
 
 
-async def begin_asking(tx: Tx, payment_id: UUID) -> Payment | timedelta | None:
-    """The payment that the bank is to be asked about; or how long to wait; None when there is nothing to ask."""
+async def begin_asking(tx: Tx, payment_id: UUID) -> Question | timedelta | None:
+    """What the bank is to be asked; or how long to wait; None when there is nothing to ask."""
     found = await _lock(tx, payment_id)
     payment = found.payment
     if not payment.is_open:
         return None
     if payment.delivery is Delivery.DUE and found.now - payment.since < IDLE:
         return IDLE
-    if payment.delivery is Delivery.UNDER_WAY and (rest := may_arrive_until(payment) - found.now) > timedelta(0):
+    if payment.attempts and (rest := may_arrive_until(payment) - found.now) > timedelta(0):
         return rest
-    return payment
+    return Question(payment, found.now)
 
 
 async def note_answer(tx: Tx, payment_id: UUID, heard: Heard) -> tuple[Payment, timedelta | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from uuid import UUID
@@ -9,7 +10,7 @@ from uuid import UUID
 from apps.finance.payments import service
 from apps.finance.payments.effects import ASK, EXPIRE_REVIEW, RETURN, SEND
 from apps.finance.payments.gateways import Bank, Banks, NoBank
-from apps.finance.payments.model import RETURN_WAIT, Heard, Payment, PaymentNotFound
+from apps.finance.payments.model import RETURN_WAIT, Heard, Payment, PaymentNotFound, Question
 from duly import Cancel, Database, Done, Duly, Fail, JobContext, Outcome, Snooze, Then, Tx, schedule
 from duly.failpoints import failpoint
 from duly.ids import parse_uuid
@@ -96,8 +97,8 @@ async def _ask(db: Database, banks: Banks, payment_id: UUID) -> Outcome | Then:
     try:
         async with db.transaction() as tx:
             question = await service.begin_asking(tx, payment_id)
-            if isinstance(question, Payment):
-                bank = _find_bank(banks, question)
+            if isinstance(question, Question):
+                bank = _find_bank(banks, question.payment)
                 bank.check()
     except NoBank as unset:
         return Snooze(WITHOUT_BANK, str(unset))
@@ -106,9 +107,9 @@ async def _ask(db: Database, banks: Banks, payment_id: UUID) -> Outcome | Then:
     if question is None:
         return Done("there is nothing to ask")
     if isinstance(question, timedelta):
-        return Snooze(question, "it is being sent")
+        return Snooze(question, "a request may still arrive")
     failpoint("handler.mid")
-    heard = await bank.ask(question)
+    heard = replace(await bank.ask(question.payment), asked_at=question.asked_at)
     failpoint("handler.mid")
     return Then(partial(_note_asked, payment_id=payment_id, heard=heard))
 

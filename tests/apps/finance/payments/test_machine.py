@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from apps.finance.ledger import audit
 from apps.finance.payments import service
-from apps.finance.payments.model import Callback, Heard, NotUnderReview, Report, Source, State
+from apps.finance.payments.model import Callback, Heard, NotUnderReview, Question, Report, Source, State
 from apps.wiring import app
 from duly.db import Database
 from duly.testing import BusinessClock, TestServer
@@ -138,11 +138,12 @@ class Payments(RuleBasedStateMachine):
     def ask(self, data: st.DataObject, is_lost: bool) -> None:
         one = data.draw(st.sampled_from(self.known))
         question = self.call(lambda tx: service.begin_asking(tx, one.id))
-        if not hasattr(question, "bank_key"):
+        if not isinstance(question, Question):
             return
         at_bank = self.bank.get(one.key)
         report = Report(at_bank.status) if at_bank else Report.NOT_KNOWN
-        self.hear(one, Heard(Report.UNCLEAR if is_lost else report, Source.ASK, version=question.version))
+        said = Report.UNCLEAR if is_lost else report
+        self.hear(one, Heard(said, Source.ASK, version=question.payment.version, asked_at=question.asked_at))
 
     @precondition(lambda self: self.bank)
     @rule(data=st.data(), status=st.sampled_from(["SETTLED", "DECLINED"]))

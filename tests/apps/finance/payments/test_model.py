@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from apps.finance.payments.model import (
     CHANGES,
+    CLOCKS_DIFFER,
     GAVE_UP,
+    LAST_TRY,
     LONGEST_QUESTION_WAIT,
     MOVES,
     VALIDITY,
@@ -54,7 +56,7 @@ def payment(
 
 
 def heard(report: Report, source: Source = Source.SEND, **more: object) -> Heard:
-    base = {"attempt": 1} if source is Source.SEND else {"version": 1} if source is Source.ASK else {}
+    base = {"attempt": 1} if source is Source.SEND else {"version": 1, "asked_at": NOW} if source is Source.ASK else {}
     return Heard(report, source, **(base | more))  # type: ignore[arg-type]  # fields by name
 
 
@@ -93,11 +95,29 @@ def test_no_money_goes_back_on_anything_but_the_banks_own_word() -> None:
 
 def test_no_such_payment_is_believed_only_when_our_request_cannot_arrive_any_more() -> None:
     told = heard(Report.NOT_KNOWN, Source.ASK)
-    young = hear(payment(State.UNKNOWN, age=VALIDITY - timedelta(seconds=1)), told, now=NOW)
-    old = hear(payment(State.UNKNOWN, age=VALIDITY), told, now=NOW)
+    longest = VALIDITY + CLOCKS_DIFFER
+    young = hear(payment(State.UNKNOWN, age=longest - timedelta(seconds=1)), told, now=NOW)
+    old = hear(payment(State.UNKNOWN, age=longest), told, now=NOW)
     assert young is Verdict.STAY
     assert isinstance(old, Payment)
     assert (old.state, old.next_retry_at) == (State.FAILED, NOW)
+
+
+def test_no_such_payment_is_judged_by_the_moment_of_the_question() -> None:
+    """However long its answer was under way: the bank may have looked at once."""
+    was = payment(State.UNKNOWN, age=timedelta(minutes=10))
+    early = heard(Report.NOT_KNOWN, Source.ASK, asked_at=NOW - timedelta(minutes=9))
+    assert hear(was, early, now=NOW) is Verdict.STAY
+    assert hear(was, heard(Report.NOT_KNOWN, Source.ASK, asked_at=None), now=NOW) is Verdict.STAY
+
+
+@pytest.mark.parametrize("delivery", [None, Delivery.DUE])
+def test_not_taken_is_believed_only_while_that_request_is_under_way(delivery: Delivery | None) -> None:
+    """Meanwhile the bank has called, so it has it: it is asked."""
+    after = hear(payment(delivery=delivery), heard(Report.NOT_TAKEN), now=NOW)
+    assert isinstance(after, Payment)
+    assert after.state is State.UNKNOWN
+    assert hear(payment(State.UNKNOWN), heard(Report.NOT_TAKEN), now=NOW) is Verdict.STAY
 
 
 def test_an_answer_to_an_old_question_or_request_is_not_believed() -> None:
@@ -115,15 +135,16 @@ def test_an_answer_to_an_old_question_or_request_is_not_believed() -> None:
 
 @pytest.mark.parametrize("attempts", range(1, 7))
 def test_each_retry_waits_as_f7_says(attempts: int) -> None:
-    after = hear(payment(attempts=attempts), heard(Report.NOT_TAKEN, attempt=attempts), now=NOW)
+    was = payment(attempts=attempts, delivery=Delivery.UNDER_WAY)
+    after = hear(was, heard(Report.NOT_TAKEN, attempt=attempts), now=NOW)
     assert isinstance(after, Payment)
     assert (after.state, after.next_retry_at) == (State.FAILED, NOW + WAITS[attempts - 1])
 
 
 def test_after_the_last_try_the_bank_is_asked_first() -> None:
-    after = hear(payment(attempts=7), heard(Report.NOT_TAKEN, attempt=7), now=NOW)
+    after = hear(payment(attempts=7, delivery=Delivery.UNDER_WAY), heard(Report.NOT_TAKEN, attempt=7), now=NOW)
     assert isinstance(after, Payment)
-    assert after.state is State.UNKNOWN
+    assert (after.state, after.reason) == (State.UNKNOWN, LAST_TRY)
 
 
 def test_a_payment_that_the_bank_has_is_not_due_any_more() -> None:
