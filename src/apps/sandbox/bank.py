@@ -70,7 +70,7 @@ class Instruction(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    reference: Annotated[str, Field(min_length=1, max_length=100)]
+    reference: Annotated[str, Field(min_length=1, max_length=200)]
     from_: str = Field(alias="from")
     to: str
     amount: str
@@ -177,6 +177,7 @@ class Bank:
 
     def _answer(self, charge: Charge) -> Response:
         answer = {"reference": charge.reference, "status": charge.status}
+        answer |= {"amount": charge.amount, "currency": charge.currency}
         return JSONResponse(answer | ({"reason": "no_such_payee"} if charge.status == "DECLINED" else {}), 202)
 
     async def _call_later(self, given: Instruction, charge: Charge, behaviour: Behaviour, request: Request) -> None:

@@ -32,6 +32,7 @@ UNKNOWN_TOO_LONG = timedelta(days=1)
 PENDING_TOO_LONG = timedelta(days=3)
 REVIEW_WINDOW = timedelta(days=7)
 RETURN_WAIT = timedelta(hours=1)
+LONGEST_REFERENCE = 200
 
 INSUFFICIENT_BALANCE = "insufficient_balance"
 SCREENING = "screening"
@@ -169,6 +170,7 @@ class Heard:
     """A report; ``attempt`` is which request it answers.
 
     Of an answer to a question, ``version`` is how the payment was when the bank was asked, and ``asked_at`` the moment.
+    A bank may say of which amount it speaks.
     """
 
     report: Report
@@ -178,6 +180,8 @@ class Heard:
     attempt: int | None = None
     version: int | None = None
     asked_at: datetime | None = None
+    amount: Decimal | None = None
+    currency: str | None = None
 
 
 @dataclass(frozen=True)
@@ -313,6 +317,11 @@ def hear(payment: Payment, heard: Heard, *, now: datetime, is_reversed: bool = F
         noted = replace(_with_reference(payment, heard), delivery=None)
         return noted if noted != payment else Verdict.STAY
     return follows
+
+
+def is_reference(name: str) -> bool:
+    """Whether a bank may call a payment so: one line that can be printed, in any script."""
+    return 1 <= len(name) <= LONGEST_REFERENCE and name.isprintable() and name == name.strip()
 
 
 def wait_before_asking(payment: Payment, *, now: datetime) -> timedelta:
