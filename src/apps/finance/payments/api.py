@@ -9,15 +9,24 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
 
 from apps.finance.payments import service
-from apps.finance.payments.model import INSUFFICIENT_BALANCE, Callback, HistoryLine, Payment, State
+from apps.finance.payments.model import (
+    INSUFFICIENT_BALANCE,
+    Callback,
+    HistoryLine,
+    Payment,
+    Resolution,
+    State,
+    is_reference,
+)
+from apps.finance.payments.store import Unmatched
 from apps.shared.money import Currency, ExactAmount, show
-from apps.shared.text import EXACT, PageSize
+from apps.shared.text import EXACT, Name, PageSize
 from duly.auth.http import require
 from duly.auth.principals import Principal
 from duly.errors import Fault, Invalid, NotFound
@@ -27,12 +36,14 @@ from duly.settings import Settings
 from duly.webhooks.receive import Scheme
 
 SCOPE, INITIATOR = "payments:initiate", "PAYMENTS_INITIATOR"
+ADMIN_SCOPE, ADMIN = "payments:admin", "PAYMENTS_ADMIN"
 Initiator = Annotated[Principal, require(SCOPE, INITIATOR)]
+Admin = Annotated[Principal, require(ADMIN_SCOPE, ADMIN)]
 SIGNED = Scheme.plain(signature_header="X-Provider-Signature", timestamp_header="X-Provider-Timestamp")
 """Hex of HMAC-SHA256 over ``timestamp.body``."""
 SHOWN = (
     "id", "currency", "state", "reason", "retryable", "attempts", "next_retry_at", "provider", "provider_ref",
-    "transaction_id", "reversal_id", "decision_id", "version", "created_at", "updated_at",
+    "transaction_id", "reversal_id", "decision_id", "contradicted_at", "version", "created_at", "updated_at",
 )  # fmt: skip
 CALLBACK_BODY = {
     "required": True,
@@ -43,10 +54,14 @@ CALLBACK_BODY = {
                 "required": ["providerEventId", "paymentRef", "status"],
                 "properties": {
                     "providerEventId": {"type": "string", "minLength": 1, "maxLength": 255},
-                    "paymentRef": {"type": "string", "description": "The bank's reference, or the key we gave it."},
+                    "paymentRef": {
+                        "type": "string",
+                        "maxLength": 200,
+                        "description": "The bank's reference, or the key we gave it.",
+                    },
                     "clientRef": {"type": "string", "description": "The key we gave it."},
                     "status": {"type": "string", "description": "PENDING, SETTLED or FAILED."},
-                    "retryable": {"type": "boolean"},
+                    "retryable": {"type": ["boolean", "null"]},
                     "amount": {"type": "string"},
                     "currency": {"type": "string"},
                     "reason": {"type": "string"},
@@ -84,7 +99,10 @@ class NewPayment(_Body):
 
 
 class PaymentView(_View):
-    """A payment; a ``retryable`` one that FAILED is sent again at ``nextRetryAt``."""
+    """A payment; a ``retryable`` one that FAILED is sent again at ``nextRetryAt``.
+
+    ``contradictedAt``: the bank and the books disagree, and nothing happens until a person resolves it.
+    """
 
     id: UUID
     from_: UUID = Field(alias="from")
@@ -101,6 +119,7 @@ class PaymentView(_View):
     transaction_id: UUID | None
     reversal_id: UUID | None
     decision_id: UUID | None
+    contradicted_at: datetime | None
     version: int
     created_at: datetime
     updated_at: datetime
@@ -118,9 +137,10 @@ class HistoryView(_View):
 
 
 class PaymentDetail(PaymentView):
-    """A payment, and everything that happened to it."""
+    """A payment, and what happened to it; ``hasMoreHistory``: there are older lines than these."""
 
     history: list[HistoryView]
+    has_more_history: bool
 
 
 class PaymentPage(_View):
@@ -137,11 +157,30 @@ class UnmatchedView(_View):
     provider: str
     event_id: str
     payment_ref: str
+    client_ref: str | None
     status: str
+    amount: str | None
+    currency: str | None
     problem: str
     payment_id: UUID | None
     received_at: datetime
     matched_at: datetime | None
+    dismissed_at: datetime | None
+    dismissed_by: str | None
+    dismiss_reason: str | None
+
+
+class NewResolution(_Body):
+    """RETURN: the money goes back. COMPLETE: the recipient has it."""
+
+    outcome: Resolution
+    reason: Name
+
+
+class Dismissal(_Body):
+    """Why a callback needs nothing more."""
+
+    reason: Name
 
 
 class UnmatchedPage(_View):
@@ -157,18 +196,27 @@ class CallbackView(_View):
     status: str
 
 
+def _check_reference(name: str) -> str:
+    if not is_reference(name):
+        raise ValueError("this is no reference")
+    return name
+
+
+Reference = Annotated[str, AfterValidator(_check_reference)]
+
+
 class _Called(BaseModel):
     """What a provider's body must say; whatever else it says is nobody's business here."""
 
     model_config = ConfigDict(extra="ignore", alias_generator=to_camel)
 
-    payment_ref: Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=EXACT)]
+    payment_ref: Reference
     status: Annotated[str, StringConstraints(min_length=1, max_length=50, pattern=EXACT)]
-    client_ref: Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=EXACT)] | None = None
-    retryable: bool = Field(default=False, strict=True)
+    client_ref: Reference | None = None
+    retryable: bool | None = Field(default=None, strict=True)
     amount: ExactAmount | None = None
     currency: Currency | None = None
-    reason: str | None = None
+    reason: Any = None
 
 
 class Receivers:
@@ -221,17 +269,37 @@ def create_router(development_secrets: Mapping[str, str], *, provider: str) -> R
 
     @router.get("/payments/callbacks/unmatched")
     async def list_unmatched(
-        _caller: Initiator, tx: RequestTx, before: UUID | None = None, limit: PageSize = 50
+        _caller: Initiator,
+        tx: RequestTx,
+        all_: Annotated[bool, Query(alias="all")] = False,
+        before: UUID | None = None,
+        limit: PageSize = 50,
     ) -> UnmatchedPage:
-        """A page of callbacks that somebody should look at."""
-        items, following = await service.list_unmatched(tx, before=before, limit=limit)
-        return UnmatchedPage(items=[UnmatchedView(**vars(one)) for one in items], next=following)
+        """A page of callbacks that somebody should look at; with ``all=true``, also those that were dealt with."""
+        items, following = await service.list_unmatched(tx, is_open=not all_, before=before, limit=limit)
+        return UnmatchedPage(items=[_show_unmatched(one) for one in items], next=following)
+
+    @router.post("/payments/callbacks/{callback_id}/dismiss")
+    async def dismiss_callback(callback_id: UUID, why: Dismissal, caller: Admin, tx: RequestTx) -> UnmatchedView:
+        """Somebody has dealt with it."""
+        done = await service.dismiss_callback(tx, callback_id, actor=caller.subject, reason=why.reason)
+        return _show_unmatched(done)
 
     @router.get("/payments/{payment_id}")
     async def read_payment(payment_id: UUID, _caller: Initiator, tx: RequestTx) -> PaymentDetail:
         """One of them, with its history."""
         payment, history = await service.read_payment(tx, payment_id)
-        return PaymentDetail.model_validate({**_values(payment), "history": [_show_line(line) for line in history]})
+        lines = [_show_line(line) for line in history]
+        more = {"history": lines, "has_more_history": bool(lines) and lines[0].number > 1}
+        return PaymentDetail.model_validate(_values(payment) | more)
+
+    @router.post("/payments/{payment_id}/resolve")
+    async def resolve_payment(payment_id: UUID, new: NewResolution, caller: Admin, tx: RequestTx) -> PaymentView:
+        """Decide what becomes of a payment that is contradicted, or RETURNING."""
+        resolved = await service.resolve(
+            tx, payment_id, resolution=new.outcome, actor=caller.subject, reason=new.reason
+        )  # fmt: skip
+        return _show(resolved)
 
     @router.post(
         "/webhooks/payments/{provider_id}", openapi_extra={"x-idempotent": False, "requestBody": CALLBACK_BODY}
@@ -256,9 +324,9 @@ def _read_callback(received: Received) -> Callback:
             for one in error.errors(include_input=False, include_url=False)[:20]
         )
         raise refused from None
-    reason = said.reason if said.reason and _REASON.fullmatch(said.reason) else None
+    reason = said.reason if isinstance(said.reason, str) and _REASON.fullmatch(said.reason) else None
     return Callback(
-        received.provider, received.event_id, said.payment_ref, said.status, said.retryable, said.client_ref,
+        received.provider, received.event_id, said.payment_ref, said.status, bool(said.retryable), said.client_ref,
         said.amount, said.currency, reason,
     )  # fmt: skip
 
@@ -284,6 +352,10 @@ def _values(payment: Payment) -> dict[str, Any]:
     values = {name: getattr(payment, name) for name in SHOWN}
     ends = {"from": payment.from_account_id, "to": payment.to_account_id}
     return values | ends | {"amount": show(payment.amount, payment.currency)}
+
+
+def _show_unmatched(one: Unmatched) -> UnmatchedView:
+    return UnmatchedView(**vars(one) | {"amount": None if one.amount is None else str(one.amount)})
 
 
 def _show_line(line: HistoryLine) -> HistoryView:

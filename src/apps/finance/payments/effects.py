@@ -133,23 +133,24 @@ async def give_back(tx: Tx, payment: Payment) -> Payment:
         log.error("payment_not_given_back", payment_id=str(payment.id), refusal=type(refused).__name__)
         await raise_alert(
             tx,
-            subject="payments.return",
+            subject=f"payments.return:{payment.id}",
             message=f"payment {payment.id} did not arrive, and the ledger does not take the money back: {refused}",
         )
         return payment.move(State.RETURNING, reason=payment.reason)
     return replace(payment, reversal_id=reversal_id)
 
 
-async def contradict(tx: Tx, payment: Payment, heard: Heard) -> Payment:
-    """It cannot be true of how the payment stands: nothing is changed, and a person is told."""
+async def contradict(tx: Tx, payment: Payment, heard: Heard, *, now: datetime) -> Payment:
+    """It cannot be true of how the payment stands: nothing moves until a person, who is told, decides."""
     log.error("payment_contradicted", payment_id=str(payment.id), state=payment.state.value, heard=heard.report.value)
-    noted = await store.save_payment(tx, payment, payment, cause="contradiction", detail=describe(heard))
+    marked = replace(payment, contradicted_at=now)
+    noted = await store.save_payment(tx, payment, marked, cause="contradiction", detail=describe(heard))
     await emit(
         tx, events.PaymentContradicted(payment_id=payment.id, state=payment.state.value, heard=heard.report.value)
     )
     await raise_alert(
         tx,
-        subject="payments.contradiction",
+        subject=f"payments.contradiction:{payment.id}",
         message=f"payment {payment.id} is {payment.state.value}, and the bank says {heard.report.value}: ask the bank",
     )
     return noted
@@ -167,7 +168,9 @@ async def void(tx: Tx, hold_id: UUID | None) -> None:
 
 def describe(heard: Heard) -> str:
     """For the history."""
-    return heard.report.value if heard.detail is None else f"{heard.report.value}: {heard.detail}"
+    said = heard.report.value if heard.amount is None else f"{heard.report.value} {heard.amount}"
+    said = f"{said} {heard.currency}" if heard.currency else said
+    return said if heard.detail is None else f"{said}: {heard.detail}"
 
 
 def _fact(payment: Payment, *, is_new: bool) -> EventBody | None:

@@ -275,11 +275,12 @@ def _read_answer(source: Source, status: int, body: Mapping[str, Any], problem: 
         amount = _read_amount(body.get("amount"))
     except ValueError:
         report = None
+    if not isinstance(currency, str | None):
+        report = None
     if report is None or (reference is None and report is not Report.DECLINED):
         return Heard(Report.UNCLEAR, source, detail=UNREADABLE)
     return Heard(
-        report, source, reference, reason, amount=amount,
-        currency=None if currency is None else str(currency)[:3].upper(),
+        report, source, reference, reason, amount=amount, currency=currency.upper() if currency else None
     )  # fmt: skip
 
 

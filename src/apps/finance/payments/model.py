@@ -43,6 +43,7 @@ GAVE_UP = "gave_up"
 LAST_TRY = "last_try"
 LOST = "lost"
 REVERSED = "reversed"
+RESOLVED = "resolved"
 
 
 class State(StrEnum):
@@ -69,6 +70,10 @@ class Report(StrEnum):
     UNCLEAR = "UNCLEAR"  # no answer, or none that can be read; or news that only a question can clear up
 
 
+TOLD = frozenset({Report.PENDING, Report.SETTLED, Report.DECLINED})
+"""What the bank says of a payment that it has, or had."""
+
+
 class Source(StrEnum):
     """Who says so."""
 
@@ -91,6 +96,13 @@ class Verdict(StrEnum):
     CONTRADICT = "contradict"
 
 
+class Resolution(StrEnum):
+    """How a person ends what the bank and the books disagree on."""
+
+    RETURN = "RETURN"
+    COMPLETE = "COMPLETE"
+
+
 class PaymentNotFound(NotFound):
     """There is no such payment."""
 
@@ -109,6 +121,22 @@ class WrongCurrency(Invalid):
 
 class NotUnderReview(Conflict):
     """The payment is not under review, or not any more."""
+
+
+class NothingToResolve(Conflict):
+    """The payment is neither contradicted nor being returned, or not any more."""
+
+
+class NotResolvable(Conflict):
+    """The payment cannot end so any more, or not yet."""
+
+
+class CallbackNotFound(NotFound):
+    """No such callback is kept."""
+
+
+class CallbackDealtWith(Conflict):
+    """Somebody has dealt with the callback before."""
 
 
 _NEVER_SENT: Mapping[Report, State | Verdict] = {
@@ -158,8 +186,8 @@ CHANGES = frozenset(
         (State.UNKNOWN, State.PROCESSING), (State.UNKNOWN, State.FAILED), (State.UNKNOWN, State.COMPLETED),
         (State.UNKNOWN, State.PERMANENTLY_FAILED), (State.UNKNOWN, State.RETURNING),
         (State.FAILED, State.PROCESSING), (State.FAILED, State.COMPLETED), (State.FAILED, State.PERMANENTLY_FAILED),
-        (State.FAILED, State.RETURNING),
-        (State.RETURNING, State.PERMANENTLY_FAILED),
+        (State.FAILED, State.RETURNING), (State.FAILED, State.UNKNOWN),
+        (State.RETURNING, State.PERMANENTLY_FAILED), (State.RETURNING, State.COMPLETED),
     }
 )  # fmt: skip
 """Every change of state there is; the history's constraint is the same list."""
@@ -213,6 +241,7 @@ class Payment:
     incoming_hold_id: UUID | None = None
     transaction_id: UUID | None = None
     reversal_id: UUID | None = None
+    contradicted_at: datetime | None = None
 
     @property
     def is_moving(self) -> bool:
@@ -299,8 +328,10 @@ def hear(payment: Payment, heard: Heard, *, now: datetime, is_reversed: bool = F
 
     ``is_reversed``: somebody has reversed its posting, so the recipient has no money that could arrive.
     """
-    if _is_outdated(payment, heard):
-        return Verdict.STAY
+    if payment.contradicted_at is not None or _is_outdated(payment, heard):
+        return Verdict.STAY  # of what was contradicted, a person decides
+    if heard.report in TOLD and speaks_of_another(payment, amount=heard.amount, currency=heard.currency):
+        return Verdict.CONTRADICT
     if heard.report is Report.NOT_TAKEN and payment.is_open and payment.delivery is not Delivery.UNDER_WAY:
         heard = replace(heard, report=Report.UNCLEAR)  # somebody has said meanwhile that the bank has it: it is asked
     if is_reversed and heard.report is Report.SETTLED:
@@ -317,6 +348,35 @@ def hear(payment: Payment, heard: Heard, *, now: datetime, is_reversed: bool = F
         noted = replace(_with_reference(payment, heard), delivery=None)
         return noted if noted != payment else Verdict.STAY
     return follows
+
+
+def speaks_of_another(payment: Payment, *, amount: Decimal | None, currency: str | None) -> bool:
+    """Whether the bank names an amount, and it is another one."""
+    return (amount is not None and amount != payment.amount) or (currency is not None and currency != payment.currency)
+
+
+def doubt(payment: Payment, problem: str) -> Payment | None:
+    """The bank has said of it what nobody can apply: it may have it, so it is asked before anything is sent."""
+    if payment.contradicted_at is not None or (payment.delivery is None and not payment.retryable):
+        return None
+    return payment.move(State.UNKNOWN, reason=problem)
+
+
+def resolve(payment: Payment, resolution: Resolution) -> Payment:
+    """A person decides; what is over already is only taken note of."""
+    if payment.contradicted_at is None and payment.state is not State.RETURNING:
+        raise NothingToResolve(f"the payment is {payment.state.value}, and nothing contradicts it")
+    if payment.state is State.PENDING_REVIEW:
+        raise NotResolvable("the payment is under review: release or reject it first")
+    clear = replace(payment, contradicted_at=None)
+    is_return = resolution is Resolution.RETURN
+    if payment.is_moving and is_return:
+        return clear.move(State.PERMANENTLY_FAILED, reason=RESOLVED)
+    if payment.is_moving:
+        return clear.move(State.COMPLETED)
+    if is_return == (payment.state is State.COMPLETED):
+        raise NotResolvable(f"the payment is {payment.state.value} for good: correct it with a posting")
+    return clear
 
 
 def is_reference(name: str) -> bool:

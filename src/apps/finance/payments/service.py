@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -28,33 +28,39 @@ from apps.finance.ledger.model import (
     UnknownAccount,
     at_path,
 )
-from apps.finance.payments import effects, events, store
+from apps.finance.payments import effects, events, model, store
 from apps.finance.payments.effects import ASK, EXPIRE_REVIEW, RETURN, SEND
-from apps.finance.payments.hearing import listen
+from apps.finance.payments.hearing import doubt, listen, tell_reference
 from apps.finance.payments.model import (
     INSUFFICIENT_BALANCE,
+    RETURN_WAIT,
     REVIEW_EXPIRED,
     REVIEW_REJECTED,
     REVIEW_WINDOW,
     SCREENING,
     VALIDITY,
     Callback,
+    CallbackDealtWith,
+    CallbackNotFound,
     Delivery,
     DifferentSides,
     Heard,
     HistoryLine,
+    NotResolvable,
     NotUnderReview,
     Order,
     Payment,
     PaymentNotFound,
     Question,
     Report,
+    Resolution,
     SelfPayment,
     Source,
     State,
     WrongCurrency,
     is_worrying,
     may_arrive_until,
+    speaks_of_another,
     wait_before_asking,
 )
 from apps.shared.money import LARGEST_EXACT, BadAmount, fit, show
@@ -67,11 +73,12 @@ from duly.operate.alerts import raise_alert
 log = structlog.get_logger("apps.payments")
 RULE_SET = "payment-screening"
 STREAM = "payments"
-RETRY_MORE = "payments.retry-more"
+RETRY_MORE, RECOVER_MORE = "payments.retry-more", "payments.recover-more"
 RETRY_BATCH = 100
 IDLE = timedelta(minutes=15)
 OPEN_PAGE = 1_000
-OPEN_PAGES = 200
+OPEN_PAGES = 20  # in one commit
+FIRST = UUID(int=0)
 HOLD_MARGIN = timedelta(days=1)  # a review ends before its hold does
 CALLBACKS_KEPT_DAYS = 400
 FORGET_LIMIT = 10_000
@@ -160,7 +167,8 @@ async def release(tx: Tx, payment_id: UUID, *, actor: str, reason: str | None = 
             posted = await effects.post(tx, values, payer, now=found.now)
     except InsufficientFunds:
         await effects.void(tx, was.review_hold_id)
-        return await effects.apply(tx, was, was.move(State.FAILED, reason=INSUFFICIENT_BALANCE), cause="release")
+        failed = was.move(State.FAILED, reason=INSUFFICIENT_BALANCE)
+        return await effects.apply(tx, was, failed, cause="release", detail=_said(actor, reason))
     after = replace(was.move(State.PROCESSING), **posted)
     return await effects.apply(tx, was, after, cause="release", detail=_said(actor, reason))
 
@@ -194,11 +202,13 @@ async def begin_sending(tx: Tx, payment_id: UUID) -> Order | None:
     """
     found = await _lock(tx, payment_id)
     was = found.payment
+    if was.contradicted_at is not None:
+        return None
     if was.delivery is Delivery.UNDER_WAY:
         await listen(tx, found, Heard(Report.UNCLEAR, Source.SEND, attempt=was.attempts))
     if was.delivery is not Delivery.DUE:
         return None
-    if (reversal_id := await store.lock_posting(tx, was)) is not None:
+    if (reversal_id := (await store.lock_posting(tx, was)).reversal_id) is not None:
         await effects.end_reversed(tx, was, reversal_id)
         return None
     payment, valid_until = await store.begin_sending(tx, was, validity=VALIDITY)
@@ -212,7 +222,7 @@ async def begin_asking(tx: Tx, payment_id: UUID) -> Question | timedelta | None:
     """What the bank is to be asked; or how long to wait; None when there is nothing to ask."""
     found = await _lock(tx, payment_id)
     payment = found.payment
-    if not payment.is_open:
+    if not payment.is_open or payment.contradicted_at is not None:
         return None
     if payment.delivery is Delivery.DUE and found.now - payment.since < IDLE:
         return IDLE
@@ -225,13 +235,13 @@ async def note_answer(tx: Tx, payment_id: UUID, heard: Heard) -> tuple[Payment, 
     """What the bank said to a request or a question, and when to ask (again); None when that is not needed."""
     found = await _lock(tx, payment_id)
     payment = await listen(tx, found, heard)
-    if not payment.is_open:
+    if not payment.is_open or payment.contradicted_at is not None:
         return payment, None
     if heard.source is Source.ASK and is_worrying(payment, now=found.now):
         log.warning("payment_open_for_long", payment_id=str(payment.id), state=payment.state.value)
         await raise_alert(
             tx,
-            subject="payments.open",
+            subject=f"payments.open:{payment.id}",
             message=f"payment {payment.id} is {payment.state.value} since {payment.since:%Y-%m-%d %H:%M} UTC: "
             "ask the bank",
         )
@@ -240,19 +250,58 @@ async def note_answer(tx: Tx, payment_id: UUID, heard: Heard) -> tuple[Payment, 
 
 async def receive(tx: Tx, callback: Callback) -> str:
     """What a provider called to say (F6): applied, or ignored because it is old, or kept for a person."""
-    key = parse_uuid(callback.client_ref or callback.payment_ref)
-    found = await store.lock_referred(tx, callback.provider, reference=callback.payment_ref, key=key)
+    by_us, by_bank = parse_uuid(callback.client_ref or ""), parse_uuid(callback.payment_ref)
+    keys = [key for key in (by_us, by_bank) if key is not None]
+    found, named = await store.lock_referred(tx, callback.provider, reference=callback.payment_ref, keys=keys)
     report = callback.report
-    if found is None or report is None:
-        return await _keep(tx, callback, "unknown_reference" if found is None else "unknown_status", found)
+    if found is None:
+        return await _keep(tx, callback, "unknown_reference", None)
     payment = found.payment
-    differs = callback.amount is not None and callback.amount != payment.amount
-    if differs or (callback.currency is not None and callback.currency != payment.currency):
+    if named > 1 or (callback.client_ref is not None and by_us != payment.bank_key):
+        return await _keep(tx, callback, "names_differ", None)
+    if report is None:
+        return await _keep(tx, callback, "unknown_status", found)
+    if speaks_of_another(payment, amount=callback.amount, currency=callback.currency):
         return await _keep(tx, callback, "amount_differs", found)
+    reference = callback.payment_ref if by_bank != payment.bank_key else None
+    if None not in (reference, payment.provider_ref) and reference != payment.provider_ref:
+        await tell_reference(tx, payment, "the bank called with a second reference")
+        return await _keep(tx, callback, "reference_differs", found)
     failpoint("handler.mid")
-    reference = callback.payment_ref if callback.payment_ref != str(payment.bank_key) else None
-    after = await listen(tx, found, Heard(report, Source.CALLBACK, reference, callback.reason))
+    heard = Heard(
+        report, Source.CALLBACK, reference, callback.reason, amount=callback.amount, currency=callback.currency
+    )
+    after = await listen(tx, found, heard)
     return "applied" if after.version != payment.version else "ignored"
+
+
+# -- a person decides ------------------------------------------------------------------------------------------------
+
+
+async def resolve(tx: Tx, payment_id: UUID, *, resolution: Resolution, actor: str, reason: str) -> Payment:
+    """End what was contradicted, or does not go back by itself; once."""
+    found = await _lock(tx, payment_id)
+    was = found.payment
+    after = model.resolve(was, resolution)
+    is_complete = after.state is State.COMPLETED and was.state is not State.COMPLETED
+    if is_complete and (await store.lock_posting(tx, was)).reversal_id is not None:
+        raise NotResolvable("its posting was reversed, so the recipient has nothing: return it, and post anew")
+    saved = await effects.apply(tx, was, after, cause="resolve", detail=_said(actor, f"{resolution.value}: {reason}"))
+    for name in (ASK, RETURN):
+        await cancel(tx, name, payment_id)
+    if saved.state is State.RETURNING:
+        await schedule(tx, RETURN, payment_id, found.now + RETURN_WAIT)
+    return saved
+
+
+async def dismiss_callback(tx: Tx, callback_id: UUID, *, actor: str, reason: str) -> store.Unmatched:
+    """A person has dealt with a callback that was kept; once."""
+    dismissed = await store.dismiss_callback(tx, callback_id, actor=actor, reason=reason)
+    if dismissed is not None:
+        return dismissed
+    if await store.has_callback(tx, callback_id):
+        raise CallbackDealtWith("the callback was dealt with before")
+    raise CallbackNotFound(f"no callback has the id {callback_id}")
 
 
 # -- trying again, looking after -------------------------------------------------------------------------------------
@@ -271,17 +320,20 @@ async def retry_due(tx: Tx) -> tuple[int, bool]:
     return len(claimed), has_more
 
 
-async def recover(tx: Tx) -> int:
-    """Give what waits without a job one that goes on with it: its own was lost, or is a dead letter. How many."""
-    after, recovered = UUID(int=0), 0
+async def recover(tx: Tx, *, after: UUID = FIRST) -> tuple[int, bool]:
+    """Give what waits without a job one that goes on with it: its own was lost, or is a dead letter.
+
+    How many, and whether there are more to look at: another job goes on where this one stopped.
+    """
+    recovered = 0
     for _ in range(OPEN_PAGES):
         page = await store.read_open(tx, after=after, idle=IDLE, limit=OPEN_PAGE)
         recovered += await _recover(tx, [(one, state) for one, state, is_idle in page if is_idle])
         if len(page) < OPEN_PAGE:
-            return recovered
+            return recovered, False
         after = page[-1][0]
-    log.warning("payments_recovery_stopped", read=OPEN_PAGES * OPEN_PAGE)
-    return recovered
+    await schedule(tx, RECOVER_MORE, "next", payload={"after": str(after)}, on_conflict="keep")
+    return recovered, True
 
 
 async def _recover(tx: Tx, idle: Sequence[tuple[UUID, State]]) -> int:
@@ -297,10 +349,10 @@ async def _recover(tx: Tx, idle: Sequence[tuple[UUID, State]]) -> int:
 
 
 async def return_money(tx: Tx, payment_id: UUID) -> bool:
-    """Try once more to give back what the ledger refused to; whether that is done."""
+    """Try once more to give back what the ledger refused to; whether there is nothing left to try."""
     found = await _lock(tx, payment_id)
     was = found.payment
-    if was.state is not State.RETURNING:
+    if was.state is not State.RETURNING or was.contradicted_at is not None:
         return True
     after = await effects.give_back(tx, was.move(State.PERMANENTLY_FAILED, reason=was.reason))
     if after.state is State.RETURNING:
@@ -340,10 +392,10 @@ async def list_payments(
 
 
 async def list_unmatched(
-    tx: Tx, *, before: UUID | None = None, limit: int = 50
+    tx: Tx, *, is_open: bool = True, before: UUID | None = None, limit: int = 50
 ) -> tuple[list[store.Unmatched], UUID | None]:
     """A page of callbacks that a person should look at, and where the next one begins."""
-    found = await store.list_unmatched(tx, before=before, limit=limit + 1)
+    found = await store.list_unmatched(tx, is_open=is_open, before=before, limit=limit + 1)
     page = found[:limit]
     return page, page[-1].id if len(found) > limit else None
 
@@ -354,13 +406,17 @@ async def _refuse_uncovered(tx: Tx, values: dict[str, Any]) -> Initiated:
 
 
 async def _keep(tx: Tx, callback: Callback, problem: str, found: store.Locked | None) -> str:
+    """For a person; and what it speaks of is asked about before anything is sent."""
     log.warning("payment_callback_kept", provider=callback.provider, event_id=callback.event_id, problem=problem)
     await store.keep_callback(tx, callback, problem=problem, payment_id=found.payment.id if found else None)
+    about = f":{found.payment.id}" if found else ""
     await raise_alert(
         tx,
-        subject=f"payments.callbacks.{callback.provider}",
+        subject=f"payments.callbacks.{callback.provider}{about}",
         message=f"a callback of {callback.provider} is kept for a person: {problem} (event {callback.event_id})",
     )
+    if found is not None:
+        await doubt(tx, found, problem)
     return "kept"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -25,7 +26,12 @@ __all__ = ["metadata"]
 
 TAKE_TURN = text("SELECT pg_advisory_xact_lock(hashtextextended('payments from ' || CAST(:account AS text), 0))")
 LOCK_LEDGER = text("SELECT payments.lock_ledger(CAST(:posted AS uuid), CAST(:accounts AS uuid[]))")
-LOCK_POSTING = text("SELECT payments.lock_posting(CAST(:posted AS uuid))")
+LOCK_POSTING = text("""
+SELECT payments.lock_posting(CAST(:posted AS uuid)) AS reversal_id, EXISTS (
+    SELECT 1 FROM payments.unmatched_callbacks c
+    WHERE c.payment_id = CAST(:id AS uuid) AND c.matched_at IS NULL AND c.dismissed_at IS NULL
+      AND c.problem = 'amount_differs') AS is_disputed
+""")
 INSERT_PAYMENT = text("""
 WITH made AS (
     INSERT INTO payments.payments
@@ -49,6 +55,7 @@ WITH moved AS (
         next_retry_at = CAST(:next_retry_at AS timestamptz), delivery = CAST(:delivery AS text),
         provider_ref = CAST(:provider_ref AS text), incoming_hold_id = CAST(:incoming_hold_id AS uuid),
         transaction_id = CAST(:transaction_id AS uuid), reversal_id = CAST(:reversal_id AS uuid),
+        contradicted_at = CAST(:contradicted_at AS timestamptz),
         version = p.version + 1, updated_at = greatest(duly.now(), p.updated_at),
         since = CASE WHEN p.state = CAST(:state AS text) THEN p.since ELSE greatest(duly.now(), p.updated_at) END
     WHERE p.id = CAST(:id AS uuid) AND p.version = CAST(:version AS integer)
@@ -79,14 +86,15 @@ SELECT p.*, duly.now() AS moment FROM payments.payments p WHERE p.id = CAST(:id 
 """)
 # A provider knows a payment by its own reference, or by the key we gave it; it cannot name another provider's.
 LOCK_REFERRED = text("""
-SELECT p.*, duly.now() AS moment FROM payments.payments p
-WHERE p.id = (SELECT found.id FROM (
+WITH found AS MATERIALIZED (
     SELECT r.id FROM payments.payments r
     WHERE r.provider = CAST(:provider AS text) AND r.provider_ref = CAST(:reference AS text)
-    UNION ALL
+    UNION
     SELECT k.id FROM payments.payments k
-    WHERE k.provider = CAST(:provider AS text) AND k.bank_key = CAST(:key AS uuid)) AS found LIMIT 1)
-FOR NO KEY UPDATE
+    WHERE k.provider = CAST(:provider AS text) AND k.bank_key = ANY(CAST(:keys AS uuid[])))
+SELECT p.*, duly.now() AS moment, (SELECT count(*) FROM found) AS named FROM payments.payments p
+WHERE p.id = (SELECT f.id FROM found f LIMIT 1)
+FOR NO KEY UPDATE OF p
 """)
 FIND_REFERENCE = text("""
 SELECT p.id FROM payments.payments p
@@ -99,7 +107,8 @@ WITH moved AS (
         version = p.version + 1,
         updated_at = greatest(duly.now(), p.updated_at), since = greatest(duly.now(), p.updated_at)
     WHERE p.id = ANY(ARRAY(
-        SELECT f.id FROM payments.payments f WHERE f.retryable AND f.next_retry_at <= duly.now()
+        SELECT f.id FROM payments.payments f
+        WHERE f.retryable AND f.contradicted_at IS NULL AND f.next_retry_at <= duly.now()
         ORDER BY f.next_retry_at, f.id LIMIT CAST(:limit AS integer) FOR NO KEY UPDATE SKIP LOCKED))
     RETURNING p.id, p.version, p.attempts, p.updated_at
 ), told AS (
@@ -110,23 +119,33 @@ SELECT id, attempts FROM moved ORDER BY id
 """)
 READ_OPEN = text("""
 SELECT p.id, p.state, p.updated_at < duly.now() - CAST(:idle AS interval) AS is_idle FROM payments.payments p
-WHERE p.state IN ('PENDING_REVIEW', 'PROCESSING', 'UNKNOWN', 'RETURNING') AND p.id > CAST(:after AS uuid)
+WHERE p.state IN ('PENDING_REVIEW', 'PROCESSING', 'UNKNOWN', 'RETURNING') AND p.contradicted_at IS NULL
+  AND p.id > CAST(:after AS uuid)
 ORDER BY p.id LIMIT CAST(:limit AS integer)
 """)
 READ_HISTORY = text("""
 SELECT number, at, from_state, to_state, cause, detail FROM payments.history
-WHERE payment_id = CAST(:id AS uuid) ORDER BY number LIMIT CAST(:limit AS integer)
+WHERE payment_id = CAST(:id AS uuid) ORDER BY number DESC LIMIT CAST(:limit AS integer)
 """)
 KEEP_CALLBACK = text("""
-INSERT INTO payments.unmatched_callbacks (id, provider, event_id, payment_ref, status, problem, payment_id, received_at)
-VALUES (CAST(:id AS uuid), :provider, :event_id, :payment_ref, :status, :problem, CAST(:payment_id AS uuid), duly.now())
+INSERT INTO payments.unmatched_callbacks
+    (id, provider, event_id, payment_ref, client_ref, status, amount, currency, problem, payment_id, received_at)
+VALUES (CAST(:id AS uuid), :provider, :event_id, :payment_ref, CAST(:client_ref AS text), :status,
+        CAST(:amount AS numeric), CAST(:currency AS text), :problem, CAST(:payment_id AS uuid), duly.now())
 ON CONFLICT (provider, event_id) DO NOTHING
 """)
 MATCH_CALLBACKS = text("""
 UPDATE payments.unmatched_callbacks SET matched_at = greatest(duly.now(), received_at), payment_id = CAST(:id AS uuid)
 WHERE provider = CAST(:provider AS text) AND payment_ref = CAST(:reference AS text) AND matched_at IS NULL
-  AND problem = 'unknown_reference'
+  AND dismissed_at IS NULL AND problem = 'unknown_reference'
 RETURNING id
+""")
+DISMISS_CALLBACK = text("""
+UPDATE payments.unmatched_callbacks
+SET dismissed_at = greatest(duly.now(), received_at), dismissed_by = CAST(:actor AS text),
+    dismiss_reason = CAST(:reason AS text)
+WHERE id = CAST(:id AS uuid) AND matched_at IS NULL AND dismissed_at IS NULL
+RETURNING *
 """)
 FORGET_CALLBACKS = text("""
 DELETE FROM payments.unmatched_callbacks WHERE id = ANY(ARRAY(
@@ -137,7 +156,7 @@ RETURNING id
 """)
 MOST_LINES = 200  # of a history: seven tries and what the bank said, many times over
 SAVED = ("state", "reason", "retryable", "next_retry_at", "delivery", "provider_ref", "incoming_hold_id",
-         "transaction_id", "reversal_id")  # fmt: skip
+         "transaction_id", "reversal_id", "contradicted_at")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -149,6 +168,14 @@ class Locked:
 
 
 @dataclass(frozen=True)
+class Posted:
+    """Of a payment's posting: its reversal, if somebody has made one; and whether a callback named another amount."""
+
+    reversal_id: UUID | None
+    is_disputed: bool
+
+
+@dataclass(frozen=True)
 class Unmatched:
     """A callback that a person should look at."""
 
@@ -156,11 +183,17 @@ class Unmatched:
     provider: str
     event_id: str
     payment_ref: str
+    client_ref: str | None
     status: str
+    amount: Decimal | None
+    currency: str | None
     problem: str
     payment_id: UUID | None
     received_at: datetime
     matched_at: datetime | None
+    dismissed_at: datetime | None
+    dismissed_by: str | None
+    dismiss_reason: str | None
 
 
 async def take_turn(tx: Tx, account_id: UUID) -> None:
@@ -174,10 +207,10 @@ async def lock_ledger(tx: Tx, payment: Payment) -> None:
     await tx.execute(LOCK_LEDGER, {"posted": payment.transaction_id, "accounts": accounts})
 
 
-async def lock_posting(tx: Tx, payment: Payment) -> UUID | None:
-    """Nobody reverses its posting until the commit; the reversal's id, if somebody has."""
-    found: UUID | None = (await tx.execute(LOCK_POSTING, {"posted": payment.transaction_id})).scalar_one()
-    return found
+async def lock_posting(tx: Tx, payment: Payment) -> Posted:
+    """Nobody reverses its posting until the commit."""
+    row = (await tx.execute(LOCK_POSTING, {"posted": payment.transaction_id, "id": payment.id})).one()
+    return Posted(row.reversal_id, row.is_disputed)
 
 
 async def insert_payment(tx: Tx, values: Mapping[str, Any]) -> Payment:
@@ -207,11 +240,11 @@ async def lock_payment(tx: Tx, payment_id: UUID) -> Locked | None:
     return Locked(_payment(row), row["moment"]) if row else None
 
 
-async def lock_referred(tx: Tx, provider: str, *, reference: str, key: UUID | None) -> Locked | None:
-    """One by what a provider calls it."""
-    values = {"provider": provider, "reference": reference, "key": key}
+async def lock_referred(tx: Tx, provider: str, *, reference: str, keys: Sequence[UUID]) -> tuple[Locked | None, int]:
+    """One by what a provider calls it, and how many it named."""
+    values = {"provider": provider, "reference": reference, "keys": list(keys)}
     row = (await tx.execute(LOCK_REFERRED, values)).mappings().one_or_none()
-    return Locked(_payment(row), row["moment"]) if row else None
+    return (Locked(_payment(row), row["moment"]), row["named"]) if row else (None, 0)
 
 
 async def find_reference(tx: Tx, provider: str, reference: str) -> UUID | None:
@@ -240,12 +273,13 @@ async def find_payment(tx: Tx, payment_id: UUID) -> Payment | None:
 
 
 async def read_history(tx: Tx, payment_id: UUID) -> list[HistoryLine]:
-    """What happened to it, from the beginning."""
-    return [
+    """What happened to it last, in order; the number of the first line says how much came before."""
+    lines = [
         HistoryLine(row.number, row.at, State(row.from_state) if row.from_state else None, State(row.to_state),
                     row.cause, row.detail)
         for row in await tx.execute(READ_HISTORY, {"id": payment_id, "limit": MOST_LINES})
     ]  # fmt: skip
+    return lines[::-1]
 
 
 async def list_payments(tx: Tx, *, state: State | None, before: UUID | None, limit: int) -> list[Payment]:
@@ -265,6 +299,7 @@ async def keep_callback(tx: Tx, callback: Callback, *, problem: str, payment_id:
     """For a person."""
     values = {"id": uuid7(), "provider": callback.provider, "event_id": callback.event_id, "problem": problem}
     values |= {"payment_ref": callback.payment_ref, "status": callback.status, "payment_id": payment_id}
+    values |= {"client_ref": callback.client_ref, "amount": callback.amount, "currency": callback.currency}
     await tx.execute(KEEP_CALLBACK, values)
 
 
@@ -274,12 +309,27 @@ async def match_callbacks(tx: Tx, payment: Payment, reference: str) -> int:
     return len((await tx.execute(MATCH_CALLBACKS, values)).all())
 
 
-async def list_unmatched(tx: Tx, *, before: UUID | None, limit: int) -> list[Unmatched]:
+async def list_unmatched(tx: Tx, *, is_open: bool, before: UUID | None, limit: int) -> list[Unmatched]:
     """The newest first."""
     query = select(unmatched_callbacks).order_by(unmatched_callbacks.c.id.desc()).limit(limit)
+    if is_open:
+        query = query.where(unmatched_callbacks.c.matched_at.is_(None), unmatched_callbacks.c.dismissed_at.is_(None))
     if before is not None:
         query = query.where(unmatched_callbacks.c.id < before)
     return [Unmatched(**row) for row in (await tx.execute(query)).mappings()]
+
+
+async def dismiss_callback(tx: Tx, callback_id: UUID, *, actor: str, reason: str) -> Unmatched | None:
+    """Somebody has dealt with it; None when it is not open."""
+    values = {"id": callback_id, "actor": actor, "reason": reason}
+    row = (await tx.execute(DISMISS_CALLBACK, values)).mappings().one_or_none()
+    return Unmatched(**row) if row else None
+
+
+async def has_callback(tx: Tx, callback_id: UUID) -> bool:
+    """Whether it is kept."""
+    query = select(unmatched_callbacks.c.id).where(unmatched_callbacks.c.id == callback_id)
+    return (await tx.execute(query)).scalar_one_or_none() is not None
 
 
 async def forget_callbacks(tx: Tx, *, days: int, limit: int) -> int:

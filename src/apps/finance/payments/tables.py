@@ -12,6 +12,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    Numeric,
     PrimaryKeyConstraint,
     SmallInteger,
     Table,
@@ -48,6 +49,7 @@ payments = Table(
     Column("incoming_hold_id", Uuid),
     Column("transaction_id", Uuid),
     Column("reversal_id", Uuid),
+    Column("contradicted_at", _Moment),
     Column("version", Integer, nullable=False, server_default=text("1")),
     Column("since", _Moment, nullable=False),
     Column("created_at", _Moment, nullable=False),
@@ -88,17 +90,24 @@ payments = Table(
     CheckConstraint("incoming_hold_id IS NULL OR transaction_id IS NOT NULL", name="payments_incoming_is_posted"),
     CheckConstraint("length(initiated_by) BETWEEN 1 AND 255", name="payments_initiator_is_named"),
     CheckConstraint("length(provider) BETWEEN 1 AND 90", name="payments_provider_is_named"),
-    CheckConstraint("length(provider_ref) BETWEEN 1 AND 100", name="payments_provider_ref_is_short"),
+    CheckConstraint("length(provider_ref) BETWEEN 1 AND 200", name="payments_provider_ref_is_short"),
     CheckConstraint("version >= 1", name="payments_version_counts_up"),
     CheckConstraint("since >= created_at AND updated_at >= since", name="payments_time_goes_on"),
     postgresql_with={"fillfactor": "70"},
 )
 Index("payments_state", payments.c.state, payments.c.id)
-Index("payments_due", payments.c.next_retry_at, payments.c.id, postgresql_where=text("retryable"))
+Index(
+    "payments_due",
+    payments.c.next_retry_at,
+    payments.c.id,
+    postgresql_where=text("retryable AND contradicted_at IS NULL"),
+)
 Index(
     "payments_open",
     payments.c.id,
-    postgresql_where=text("state IN ('PENDING_REVIEW', 'PROCESSING', 'UNKNOWN', 'RETURNING')"),
+    postgresql_where=text(
+        "state IN ('PENDING_REVIEW', 'PROCESSING', 'UNKNOWN', 'RETURNING') AND contradicted_at IS NULL"
+    ),
 )
 
 _CHANGES = (
@@ -106,7 +115,8 @@ _CHANGES = (
     "'PENDING_REVIEW>FAILED', 'PROCESSING>UNKNOWN', 'PROCESSING>FAILED', 'PROCESSING>COMPLETED', "
     "'PROCESSING>PERMANENTLY_FAILED', 'PROCESSING>RETURNING', 'UNKNOWN>PROCESSING', 'UNKNOWN>FAILED', "
     "'UNKNOWN>COMPLETED', 'UNKNOWN>PERMANENTLY_FAILED', 'UNKNOWN>RETURNING', 'FAILED>PROCESSING', 'FAILED>COMPLETED', "
-    "'FAILED>PERMANENTLY_FAILED', 'FAILED>RETURNING', 'RETURNING>PERMANENTLY_FAILED'"
+    "'FAILED>UNKNOWN', 'FAILED>PERMANENTLY_FAILED', 'FAILED>RETURNING', 'RETURNING>COMPLETED', "
+    "'RETURNING>PERMANENTLY_FAILED'"
 )
 history = Table(
     "history",
@@ -136,23 +146,37 @@ unmatched_callbacks = Table(
     Column("provider", Text, nullable=False),
     Column("event_id", Text, nullable=False),
     Column("payment_ref", Text, nullable=False),
+    Column("client_ref", Text),
     Column("status", Text, nullable=False),
+    Column("amount", Numeric),
+    Column("currency", Text),
     Column("problem", Text, nullable=False),
     Column("payment_id", Uuid),
     Column("received_at", _Moment, nullable=False),
     Column("matched_at", _Moment),
+    Column("dismissed_at", _Moment),
+    Column("dismissed_by", Text),
+    Column("dismiss_reason", Text),
     UniqueConstraint("provider", "event_id", name="unmatched_event_is_kept_once"),
     CheckConstraint(
-        "problem IN ('unknown_reference', 'unknown_status', 'amount_differs')", name="unmatched_problem_is_known"
+        "problem IN ('unknown_reference', 'unknown_status', 'amount_differs', 'names_differ', 'reference_differs')",
+        name="unmatched_problem_is_known",
     ),
     CheckConstraint("length(payment_ref) BETWEEN 1 AND 200", name="unmatched_ref_is_short"),
+    CheckConstraint("length(client_ref) BETWEEN 1 AND 200", name="unmatched_client_ref_is_short"),
     CheckConstraint("length(status) BETWEEN 1 AND 50", name="unmatched_status_is_short"),
     CheckConstraint("matched_at >= received_at", name="unmatched_is_matched_later"),
+    CheckConstraint("dismissed_at >= received_at", name="unmatched_is_dismissed_later"),
+    CheckConstraint(
+        "num_nonnulls(dismissed_at, dismissed_by, dismiss_reason) IN (0, 3)", name="unmatched_dismissal_is_signed"
+    ),
+    CheckConstraint(
+        "length(dismissed_by) BETWEEN 1 AND 255 AND length(dismiss_reason) BETWEEN 1 AND 200",
+        name="unmatched_dismissal_is_short",
+    ),
 )
-Index(
-    "unmatched_ref",
-    unmatched_callbacks.c.provider,
-    unmatched_callbacks.c.payment_ref,
-    postgresql_where=text("matched_at IS NULL"),
-)
+_OPEN = text("matched_at IS NULL AND dismissed_at IS NULL")
+Index("unmatched_ref", unmatched_callbacks.c.provider, unmatched_callbacks.c.payment_ref, postgresql_where=_OPEN)
+Index("unmatched_open", unmatched_callbacks.c.id, postgresql_where=_OPEN)
+Index("unmatched_payment", unmatched_callbacks.c.payment_id, postgresql_where=_OPEN)
 Index("unmatched_age", unmatched_callbacks.c.received_at, unmatched_callbacks.c.id)

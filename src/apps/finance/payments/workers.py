@@ -42,7 +42,7 @@ def register(app: Duly, banks: Banks) -> None:
         if payment_id is None:
             return NO_ID
         if await service.return_money(tx, payment_id):
-            return Done("the money is back")
+            return Done("the money is back, or a person decides")
         return Snooze(RETURN_WAIT, "the ledger does not take the money back yet")
 
     @app.job(EXPIRE_REVIEW, max_retries=RETRIES)
@@ -63,7 +63,12 @@ def register(app: Duly, banks: Banks) -> None:
 
     @app.job("payments.recover")
     async def recover(tx: Tx) -> Done:
-        return Done(f"gave a job to {await service.recover(tx)} that had none")
+        return _describe_recovery(*await service.recover(tx))
+
+    @app.job(service.RECOVER_MORE)
+    async def recover_more(ctx: JobContext, tx: Tx) -> Done:
+        after = parse_uuid(str(ctx.payload.get("after", ""))) or service.FIRST
+        return _describe_recovery(*await service.recover(tx, after=after))
 
     @app.job("payments.forget-callbacks")
     async def forget_callbacks(ctx: JobContext, tx: Tx) -> Done:
@@ -130,6 +135,10 @@ def _find_bank(banks: Banks, payment: Payment) -> Bank:
     if found is None:
         raise NoBank(f"no bank is plugged in under the name {payment.provider}")
     return found
+
+
+def _describe_recovery(count: int, has_more: bool) -> Done:
+    return Done(f"gave a job to {count} that had none" + (", more to look at" if has_more else ""))
 
 
 def _describe(count: int, has_more: bool) -> Done:

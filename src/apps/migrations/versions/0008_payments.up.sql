@@ -24,6 +24,7 @@ CREATE TABLE payments.payments (
     incoming_hold_id uuid,
     transaction_id   uuid,
     reversal_id      uuid,
+    contradicted_at  timestamptz,
     version          integer NOT NULL DEFAULT 1,
     since            timestamptz NOT NULL,
     created_at       timestamptz NOT NULL,
@@ -56,14 +57,14 @@ CREATE TABLE payments.payments (
     CONSTRAINT payments_incoming_is_posted CHECK (incoming_hold_id IS NULL OR transaction_id IS NOT NULL),
     CONSTRAINT payments_initiator_is_named CHECK (length(initiated_by) BETWEEN 1 AND 255),
     CONSTRAINT payments_provider_is_named CHECK (length(provider) BETWEEN 1 AND 90),
-    CONSTRAINT payments_provider_ref_is_short CHECK (length(provider_ref) BETWEEN 1 AND 100),
+    CONSTRAINT payments_provider_ref_is_short CHECK (length(provider_ref) BETWEEN 1 AND 200),
     CONSTRAINT payments_version_counts_up CHECK (version >= 1),
     CONSTRAINT payments_time_goes_on CHECK (since >= created_at AND updated_at >= since)
 ) WITH (fillfactor = 70);
 CREATE INDEX payments_state ON payments.payments (state, id);
-CREATE INDEX payments_due ON payments.payments (next_retry_at, id) WHERE retryable;
+CREATE INDEX payments_due ON payments.payments (next_retry_at, id) WHERE retryable AND contradicted_at IS NULL;
 CREATE INDEX payments_open ON payments.payments (id)
-    WHERE state IN ('PENDING_REVIEW', 'PROCESSING', 'UNKNOWN', 'RETURNING');
+    WHERE state IN ('PENDING_REVIEW', 'PROCESSING', 'UNKNOWN', 'RETURNING') AND contradicted_at IS NULL;
 
 -- What happened to a payment, one line a version. The list is every change of state there is; a line that changes none
 -- is something that was noted.
@@ -86,28 +87,45 @@ CREATE TABLE payments.history (
         'PROCESSING>UNKNOWN', 'PROCESSING>FAILED', 'PROCESSING>COMPLETED', 'PROCESSING>PERMANENTLY_FAILED',
         'PROCESSING>RETURNING', 'UNKNOWN>PROCESSING', 'UNKNOWN>FAILED', 'UNKNOWN>COMPLETED',
         'UNKNOWN>PERMANENTLY_FAILED', 'UNKNOWN>RETURNING', 'FAILED>PROCESSING', 'FAILED>COMPLETED',
-        'FAILED>PERMANENTLY_FAILED', 'FAILED>RETURNING', 'RETURNING>PERMANENTLY_FAILED'))
+        'FAILED>UNKNOWN', 'FAILED>PERMANENTLY_FAILED', 'FAILED>RETURNING', 'RETURNING>COMPLETED',
+        'RETURNING>PERMANENTLY_FAILED'))
 );
 
 -- Calls of a provider that fit no payment, or say what nobody understands: for a person. No bodies, no personal data.
 CREATE TABLE payments.unmatched_callbacks (
-    id          uuid PRIMARY KEY,
-    provider    text NOT NULL,
-    event_id    text NOT NULL,
-    payment_ref text NOT NULL,
-    status      text NOT NULL,
-    problem     text NOT NULL,
-    payment_id  uuid,
-    received_at timestamptz NOT NULL,
-    matched_at  timestamptz,
+    id             uuid PRIMARY KEY,
+    provider       text NOT NULL,
+    event_id       text NOT NULL,
+    payment_ref    text NOT NULL,
+    client_ref     text,
+    status         text NOT NULL,
+    amount         numeric,
+    currency       text,
+    problem        text NOT NULL,
+    payment_id     uuid,
+    received_at    timestamptz NOT NULL,
+    matched_at     timestamptz,
+    dismissed_at   timestamptz,
+    dismissed_by   text,
+    dismiss_reason text,
     CONSTRAINT unmatched_event_is_kept_once UNIQUE (provider, event_id),
     CONSTRAINT unmatched_problem_is_known CHECK
-        (problem IN ('unknown_reference', 'unknown_status', 'amount_differs')),
+        (problem IN ('unknown_reference', 'unknown_status', 'amount_differs', 'names_differ', 'reference_differs')),
     CONSTRAINT unmatched_ref_is_short CHECK (length(payment_ref) BETWEEN 1 AND 200),
+    CONSTRAINT unmatched_client_ref_is_short CHECK (length(client_ref) BETWEEN 1 AND 200),
     CONSTRAINT unmatched_status_is_short CHECK (length(status) BETWEEN 1 AND 50),
-    CONSTRAINT unmatched_is_matched_later CHECK (matched_at >= received_at)
+    CONSTRAINT unmatched_is_matched_later CHECK (matched_at >= received_at),
+    CONSTRAINT unmatched_is_dismissed_later CHECK (dismissed_at >= received_at),
+    CONSTRAINT unmatched_dismissal_is_signed CHECK
+        (num_nonnulls(dismissed_at, dismissed_by, dismiss_reason) IN (0, 3)),
+    CONSTRAINT unmatched_dismissal_is_short CHECK
+        (length(dismissed_by) BETWEEN 1 AND 255 AND length(dismiss_reason) BETWEEN 1 AND 200)
 );
-CREATE INDEX unmatched_ref ON payments.unmatched_callbacks (provider, payment_ref) WHERE matched_at IS NULL;
+CREATE INDEX unmatched_ref ON payments.unmatched_callbacks (provider, payment_ref)
+    WHERE matched_at IS NULL AND dismissed_at IS NULL;
+CREATE INDEX unmatched_open ON payments.unmatched_callbacks (id) WHERE matched_at IS NULL AND dismissed_at IS NULL;
+CREATE INDEX unmatched_payment ON payments.unmatched_callbacks (payment_id)
+    WHERE matched_at IS NULL AND dismissed_at IS NULL;
 CREATE INDEX unmatched_age ON payments.unmatched_callbacks (received_at, id);
 
 -- The history is never changed, and payments are never deleted: they are part of the books.

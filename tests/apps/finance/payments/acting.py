@@ -34,7 +34,7 @@ from tests.support import rows, value
 INVARIANTS = {
     "an open payment has no job that goes on with it": """
         SELECT p.id, p.state, p.delivery FROM payments.payments p
-        WHERE p.state IN ('PROCESSING', 'UNKNOWN', 'PENDING_REVIEW', 'RETURNING') AND NOT EXISTS (
+        WHERE p.contradicted_at IS NULL AND p.state IN ('PROCESSING', 'UNKNOWN', 'PENDING_REVIEW', 'RETURNING') AND NOT EXISTS (
             SELECT 1 FROM duly.jobs j WHERE j.entity_id = p.id::text AND j.name = ANY(CASE p.state
                 WHEN 'PROCESSING' THEN ARRAY['payments.send', 'payments.ask'] WHEN 'UNKNOWN' THEN ARRAY['payments.ask']
                 WHEN 'RETURNING' THEN ARRAY['payments.return'] ELSE ARRAY['payments.expire-review'] END))""",
@@ -125,6 +125,15 @@ class Payers:
     @property
     def headers(self) -> dict[str, str]:
         return self.api.headers("teller", "payments:initiate", "PAYMENTS_INITIATOR")
+
+    @property
+    def admin(self) -> dict[str, str]:
+        return self.api.headers("boss", "payments:admin", "PAYMENTS_ADMIN")
+
+    async def resolve(self, payment: str, outcome: str, reason: str = "asked the bank") -> httpx2.Response:
+        """What a person decides."""
+        body = {"outcome": outcome, "reason": reason}
+        return await self.api.client.post(f"/v1/payments/{payment}/resolve", json=body, headers=self.admin)
 
     async def send(self, body: Any, **headers: str) -> httpx2.Response:
         return await self.api.client.post("/v1/payments", json=body, headers=self.headers | headers)
@@ -234,6 +243,11 @@ def history_of(dsn: str, payment: str) -> list[tuple[str, str]]:
 
 
 def alerts_of(dsn: str) -> list[str]:
+    """Their subjects, without what each is about."""
+    return [subject.partition(":")[0] for subject in subjects_of(dsn)]
+
+
+def subjects_of(dsn: str) -> list[str]:
     query = "SELECT subject FROM duly.alerts WHERE kind = 'application' AND resolved_at IS NULL ORDER BY subject"
     return [subject for (subject,) in rows(dsn, query)]
 

@@ -322,6 +322,23 @@ async def test_an_open_payment_that_lost_its_job_gets_another(payers: Payers, ds
     payers.check()
 
 
+async def test_the_look_for_lost_jobs_goes_on_where_it_stopped(
+    payers: Payers, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many are open: each run has a limit, and another one goes on."""
+    monkeypatch.setattr(service, "OPEN_PAGE", 2)
+    monkeypatch.setattr(service, "OPEN_PAGES", 1)
+    for _ in range(5):
+        await payers.pay("1.00")
+    rows(dsn, "DELETE FROM duly.jobs WHERE name = 'payments.send'")
+    payers.clock.advance(minutes=20)
+    ours = {name: one for name, one in app.handlers.items() if name.startswith("payments.recover")}
+    rows(dsn, "SELECT duly.schedule('payments.recover')")
+    await drain(payers.db, ours)
+    assert value(dsn, "SELECT count(*) FROM duly.jobs WHERE name = 'payments.ask'") == 5
+    assert value(dsn, "SELECT count(*) FROM duly.jobs WHERE name = 'payments.recover-more'") == 0
+
+
 async def test_a_bank_refuses_what_comes_too_late(payers: Payers) -> None:
     """A request that was delayed somewhere is not taken: that is why "no such payment" can be believed."""
     async with httpx2.AsyncClient() as client:

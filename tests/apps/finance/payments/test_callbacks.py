@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from uuid import uuid4
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
 from apps.finance.payments import service
 from apps.finance.payments.api import Receivers
 from apps.finance.payments.gateways import CALLBACK_PATH, CALLBACK_VARIABLE
-from apps.finance.payments.model import Callback
+from apps.finance.payments.model import Callback, Heard, Report, Source
 from apps.sandbox import bank as sandbox
 from apps.sandbox.bank import Behaviour
 from duly.db import Database
@@ -18,7 +20,7 @@ from duly.settings import Settings
 from duly.webhooks import Keyring
 from duly.webhooks.receive import add_provider_secret
 from tests.apps.finance.ledger.acting import refused
-from tests.apps.finance.payments.acting import Payers, alerts_of, facts_of, history_of
+from tests.apps.finance.payments.acting import Payers, alerts_of, do, facts_of, history_of, subjects_of
 from tests.apps.transfers.acting import counting
 from tests.support import rows, value
 
@@ -163,7 +165,9 @@ async def test_a_reference_that_we_learn_later_is_matched_then(payers: Payers, d
 
 async def test_a_status_that_nobody_knows_is_kept(payers: Payers, dsn: str) -> None:
     made = await payers.pay("10.00")
+    await payers.run()
     assert (await payers.call(made["id"], "MAYBE")).json() == {"status": "kept"}
+    assert payers.state(made["id"]) == "PROCESSING"
     assert rows(dsn, "SELECT problem, payment_id::text FROM payments.unmatched_callbacks") == [
         ("unknown_status", made["id"])
     ]
@@ -175,8 +179,117 @@ async def test_a_settlement_of_another_amount_is_not_applied(payers: Payers, dsn
     await payers.run()
     assert (await payers.call(made["id"], "SETTLED", **wrong)).json() == {"status": "kept"}
     assert payers.state(made["id"]) == "PROCESSING"
-    assert value(dsn, "SELECT problem FROM payments.unmatched_callbacks") == "amount_differs"
+    query = "SELECT problem, amount::text, currency, payment_id::text FROM payments.unmatched_callbacks"
+    assert rows(dsn, query) == [("amount_differs", wrong["amount"], wrong["currency"], made["id"])]
+    assert subjects_of(dsn) == [f"payments.callbacks.bank:{made['id']}"]
     payers.check()
+
+
+@pytest.mark.parametrize("when", ["due", "failed"])
+async def test_what_the_bank_calls_about_strangely_is_asked_about_and_not_sent(payers: Payers, when: str) -> None:
+    """It may have it, whatever it means."""
+    payers.order(Behaviour.BUSY if when == "failed" else Behaviour.ACCEPT)
+    made = await payers.pay("10.00")
+    if when == "failed":
+        await payers.run()
+    assert (await payers.call(made["id"], "SETTLED", amount="9.99", currency="PLN")).json() == {"status": "kept"}
+    assert payers.state(made["id"]) == "UNKNOWN"
+    await payers.retry()
+    assert [what for what, _ in payers.bank.log] == (["send"] if when == "failed" else [])
+    await payers.run(minutes=2)
+    assert payers.bank.log[-1][0] == "ask"
+    payers.check()
+
+
+async def test_a_request_is_not_believed_to_be_lost_once_the_bank_has_called(payers: Payers, db: Database) -> None:
+    """Out of order: the call that it has it overtakes the answer that it is busy."""
+    made = await payers.pay("10.00")
+    order = await do(db, lambda tx: service.begin_sending(tx, UUID(made["id"])))
+    await payers.call(made["id"], "PENDING")
+    busy = Heard(Report.NOT_TAKEN, Source.SEND, attempt=order.attempt)
+    await do(db, lambda tx: service.note_answer(tx, UUID(made["id"]), busy))
+    assert payers.state(made["id"]) == "UNKNOWN"
+    payers.check()
+
+
+async def test_while_an_amount_is_disputed_a_settlement_must_name_it(payers: Payers, dsn: str) -> None:
+    """A person dismisses the callback, or the bank names the right amount."""
+    made = await payers.pay("10.00")
+    await payers.run()
+    await payers.call(made["id"], "SETTLED", amount="9.99", currency="PLN")
+    assert (await payers.call(made["id"], "SETTLED")).json() == {"status": "ignored"}
+    assert payers.state(made["id"]) == "PROCESSING"
+    assert f"payments.amount:{made['id']}" in subjects_of(dsn)
+    await payers.call(made["id"], "SETTLED", amount="10.00", currency="PLN")
+    payers.settle(made["id"])
+    assert payers.state(made["id"]) == "COMPLETED"
+    payers.check()
+
+
+async def test_a_kept_callback_is_dealt_with_once(payers: Payers, dsn: str) -> None:
+    """It leaves the list of those that are open, and no longer stands in the way."""
+    made = await payers.pay("10.00")
+    await payers.run()
+    await payers.call(made["id"], "SETTLED", amount="9.99", currency="PLN")
+    path = "/v1/payments/callbacks"
+    (item,) = (await payers.api.client.get(f"{path}/unmatched", headers=payers.headers)).json()["items"]
+    dismiss = f"{path}/{item['id']}/dismiss"
+    why = {"reason": "their mistake"}
+    assert (await payers.api.client.post(dismiss, json=why, headers=payers.headers)).status_code == 403
+    answers = await asyncio.gather(*(payers.api.client.post(dismiss, json=why, headers=payers.admin) for _ in range(2)))
+    assert sorted(answer.status_code for answer in answers) == [200, 409]
+    assert (await payers.api.client.get(f"{path}/unmatched", headers=payers.headers)).json()["items"] == []
+    listed = await payers.api.client.get(f"{path}/unmatched?all=true", headers=payers.headers)
+    (item,) = listed.json()["items"]
+    assert (item["dismissedBy"], item["dismissReason"], item["amount"]) == ("boss", "their mistake", "9.99")
+    gone = await payers.api.client.post(f"{path}/{uuid4()}/dismiss", json=why, headers=payers.admin)
+    assert refused(gone)[:2] == (404, "callback-not-found")
+    await payers.call(made["id"], "SETTLED")
+    assert payers.state(made["id"]) == "COMPLETED"
+
+
+async def test_names_of_two_payments_apply_to_none(payers: Payers, dsn: str) -> None:
+    one, two = [(await payers.pay("10.00"))["id"] for _ in range(2)]
+    await payers.run()
+    theirs = payers.bank.charges[payers.key(one)].reference
+    pairs = [(theirs, payers.key(two)), (payers.key(one), payers.key(two)), (theirs, str(uuid4())), (theirs, "x")]
+    for number, (theirs_, ours) in enumerate(pairs):
+        event = {"providerEventId": str(number), "paymentRef": theirs_, "clientRef": ours, "status": "SETTLED"}
+        assert (await payers.call_raw(json.dumps(event).encode())).json() == {"status": "kept"}
+    assert [payers.state(one), payers.state(two)] == ["PROCESSING"] * 2
+    found = rows(dsn, "SELECT problem, payment_ref, client_ref FROM payments.unmatched_callbacks ORDER BY id")
+    assert found == [("names_differ", *pair) for pair in pairs]
+
+
+async def test_a_second_reference_of_a_payment_is_kept_and_told(payers: Payers, dsn: str) -> None:
+    """It may be charged twice: for a person."""
+    made = await payers.pay("10.00")
+    await payers.run()
+    event = {"providerEventId": "e", "paymentRef": "second", "clientRef": payers.key(made["id"]), "status": "SETTLED"}
+    assert (await payers.call_raw(json.dumps(event).encode())).json() == {"status": "kept"}
+    assert payers.state(made["id"]) == "PROCESSING"
+    assert value(dsn, "SELECT problem FROM payments.unmatched_callbacks") == "reference_differs"
+    assert f"payments.reference:{made['id']}" in subjects_of(dsn)
+    payers.bank.charges[payers.key(made["id"])].reference = "third"
+    payers.settle(made["id"])
+    await payers.run(hours=1.1)
+    found = await payers.read(made["id"])
+    assert found["state"] == "COMPLETED"
+    assert found["providerRef"].startswith("bank-"), "the first stays"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"retryable": None}, {"reason": 7}, {"reason": {"a": []}}, {"reason": None}, {"paymentRef": "Überweisung №7"},
+        {"paymentRef": "r" * 200}, {"retryable": False},
+    ],
+)  # fmt: skip
+async def test_what_banks_say_in_their_own_way_is_understood(payers: Payers, more: dict[str, Any]) -> None:
+    made = await payers.pay("10.00")
+    said = {"providerEventId": "e", "paymentRef": payers.key(made["id"]), "clientRef": payers.key(made["id"])}
+    answer = await payers.call_raw(json.dumps(said | {"status": "SETTLED"} | more).encode())
+    assert (answer.status_code, payers.state(made["id"])) == (200, "COMPLETED"), answer.text
 
 
 async def test_a_stranger_settles_nothing(payers: Payers, dsn: str) -> None:
@@ -237,6 +350,7 @@ def test_the_secret_that_everybody_knows_is_one_of_development_only() -> None:
         (b'{"providerEventId": "e", "paymentRef": "", "status": "SETTLED"}', 422),
         (b'{"providerEventId": "e", "paymentRef": 7, "status": "SETTLED"}', 422),
         (b'{"providerEventId": "e", "paymentRef": "a\\u0000b", "status": "SETTLED"}', 422),
+        (b'{"providerEventId": "e", "paymentRef": "' + b"r" * 201 + b'", "status": "SETTLED"}', 422),
         (b'{"providerEventId": "e", "paymentRef": "r", "status": "SETTLED", "amount": 1.5}', 422),
         (b'{"providerEventId": "e", "paymentRef": "r", "status": "SETTLED", "amount": NaN}', 400),
         (b'{"providerEventId": "e", "paymentRef": "r", "status": "SETTLED", "retryable": "yes"}', 422),

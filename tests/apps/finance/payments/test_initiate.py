@@ -190,7 +190,8 @@ async def test_a_hold_that_ended_before_the_release_is_paid_if_there_is_cover(pa
     hold = value(payers.dsn, "SELECT review_hold_id FROM payments.payments")
     await do(db, lambda tx: ledger.void_hold(tx, hold))
     two = await payers.pay("50.00")
-    released = await do(db, lambda tx: service.release(tx, UUID(one["id"]), actor="olga"))
+    released = await do(db, lambda tx: service.release(tx, UUID(one["id"]), actor="olga", reason="fine"))
+    assert (await payers.read(one["id"]))["history"][-1]["detail"] == "by olga: fine"
     assert (released.state.value, released.reason) == ("FAILED", "insufficient_balance")
     assert payers.state(two["id"]) == "PROCESSING"
     assert await payers.both() == ("50.00", "0.00")
