@@ -49,13 +49,14 @@ class Behaviour(StrEnum):
     BREAK = "break"  # taken, and 500
     TWICE = "twice"  # PENDING, and the same call twice
     DISORDER = "disorder"  # PENDING, called settled, and then called pending
+    LATE = "late"  # taken after so many seconds, when nobody waits for the answer any more
     EARLY = "early"  # the call comes before the answer
 
 
 BY_CENTS = {
     "01": Behaviour.DECLINE, "02": Behaviour.FAIL, "03": Behaviour.BUSY, "04": Behaviour.LOSE, "05": Behaviour.DROP,
     "06": Behaviour.TWICE, "07": Behaviour.DISORDER, "08": Behaviour.EARLY, "09": Behaviour.SETTLE,
-    "10": Behaviour.GARBLE, "11": Behaviour.BREAK,
+    "10": Behaviour.GARBLE, "11": Behaviour.BREAK, "12": Behaviour.LATE,
 }  # fmt: skip
 CALLS = {
     Behaviour.ACCEPT: ("SETTLED",), Behaviour.FAIL: ("FAILED",), Behaviour.TWICE: ("SETTLED", "SETTLED"),
@@ -147,6 +148,12 @@ class Bank:
         if behaviour is Behaviour.DROP:
             await asyncio.sleep(seconds)
             return PlainTextResponse("", 504)
+        if behaviour is Behaviour.LATE:
+            late = asyncio.create_task(self._take_late(given, seconds))
+            self._tasks.add(late)
+            late.add_done_callback(self._tasks.discard)
+            await asyncio.shield(late)
+            return PlainTextResponse("", 504)
         charge = self._charge(given, behaviour, known)
         if self.orders.calls:
             await self._call_later(given, charge, behaviour, request)
@@ -157,6 +164,12 @@ class Bank:
         if behaviour in (Behaviour.BREAK, Behaviour.LOSE):
             return PlainTextResponse("", 500)
         return self._answer(charge)
+
+    async def _take_late(self, given: Instruction, seconds: float) -> None:
+        """Whoever sent it has gone; as long as it is valid it is taken all the same."""
+        await asyncio.sleep(seconds)
+        if unix_milliseconds() <= given.valid_until.timestamp() * 1000:
+            self._charge(given, Behaviour.LATE, self.charges.get(given.reference))
 
     def find(self, key: str) -> Response:
         """A question about a payment."""

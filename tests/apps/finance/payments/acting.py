@@ -34,7 +34,8 @@ from tests.support import rows, value
 INVARIANTS = {
     "an open payment has no job that goes on with it": """
         SELECT p.id, p.state, p.delivery FROM payments.payments p
-        WHERE p.contradicted_at IS NULL AND p.state IN ('PROCESSING', 'UNKNOWN', 'PENDING_REVIEW', 'RETURNING') AND NOT EXISTS (
+        WHERE p.contradicted_at IS NULL
+          AND p.state IN ('PROCESSING', 'UNKNOWN', 'PENDING_REVIEW', 'RETURNING') AND NOT EXISTS (
             SELECT 1 FROM duly.jobs j WHERE j.entity_id = p.id::text AND j.name = ANY(CASE p.state
                 WHEN 'PROCESSING' THEN ARRAY['payments.send', 'payments.ask'] WHEN 'UNKNOWN' THEN ARRAY['payments.ask']
                 WHEN 'RETURNING' THEN ARRAY['payments.return'] ELSE ARRAY['payments.expire-review'] END))""",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from datetime import timedelta
 from typing import Any
@@ -93,6 +94,27 @@ async def test_a_time_out_is_an_unknown_outcome(payers: Payers, monkeypatch: pyt
     await payers.run()
     found = await payers.read(made["id"])
     assert (found["state"], found["reason"]) == ("UNKNOWN", "timeout")
+    payers.check()
+
+
+async def test_a_request_that_is_taken_after_our_time_out_is_charged_once(
+    payers: Payers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before validUntil: it is neither asked about nor sent until it cannot be taken any more."""
+    payers.order(Behaviour.LATE, seconds=2, forgets_keys=True)
+    made = await payers.pay("10.00")
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "0.5")
+    await payers.run()
+    assert (payers.state(made["id"]), payers.bank.charges) == ("UNKNOWN", {})
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "10")
+    await payers.run(minutes=1.25)
+    await payers.retry()
+    assert (sends(payers), asks(payers)) == (1, 0)
+    await asyncio.gather(*payers.bank._tasks)
+    assert payers.bank.charges[payers.key(made["id"])].times == 1
+    await payers.run(minutes=1)
+    await payers.retry()
+    assert (payers.state(made["id"]), sends(payers), asks(payers)) == ("PROCESSING", 1, 1)
     payers.check()
 
 

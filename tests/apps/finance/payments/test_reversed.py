@@ -1,4 +1,4 @@
-"""A bookkeeper reverses a payment's posting: it is not sent, never complete, and not reversed a second time (F4, F6)."""
+"""A bookkeeper reverses a payment's posting: it is not sent, never complete, and not reversed again (F4, F6)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_what_was_reversed_while_it_waited_for_a_retry_is_not_sent_again(p
 @pytest.mark.parametrize("how", ["call", "ask"])
 async def test_what_was_reversed_after_it_was_sent_is_never_complete(payers: Payers, dsn: str, how: str) -> None:
     """The bank has paid, and the books say otherwise: for a person."""
-    payment, loose = await pay(payers)
+    payment, _ = await pay(payers)
     await payers.run()
     await reverse(payers, payment)
     payers.settle(payment)
