@@ -279,12 +279,6 @@ def create_router(development_secrets: Mapping[str, str], *, provider: str) -> R
         items, following = await service.list_unmatched(tx, is_open=not all_, before=before, limit=limit)
         return UnmatchedPage(items=[_show_unmatched(one) for one in items], next=following)
 
-    @router.post("/payments/callbacks/{callback_id}/dismiss")
-    async def dismiss_callback(callback_id: UUID, why: Dismissal, caller: Admin, tx: RequestTx) -> UnmatchedView:
-        """Somebody has dealt with it."""
-        done = await service.dismiss_callback(tx, callback_id, actor=caller.subject, reason=why.reason)
-        return _show_unmatched(done)
-
     @router.get("/payments/{payment_id}")
     async def read_payment(payment_id: UUID, _caller: Initiator, tx: RequestTx) -> PaymentDetail:
         """One of them, with its history."""
@@ -292,14 +286,6 @@ def create_router(development_secrets: Mapping[str, str], *, provider: str) -> R
         lines = [_show_line(line) for line in history]
         more = {"history": lines, "has_more_history": bool(lines) and lines[0].number > 1}
         return PaymentDetail.model_validate(_values(payment) | more)
-
-    @router.post("/payments/{payment_id}/resolve")
-    async def resolve_payment(payment_id: UUID, new: NewResolution, caller: Admin, tx: RequestTx) -> PaymentView:
-        """Decide what becomes of a payment that is contradicted, or RETURNING."""
-        resolved = await service.resolve(
-            tx, payment_id, resolution=new.outcome, actor=caller.subject, reason=new.reason
-        )  # fmt: skip
-        return _show(resolved)
 
     @router.post(
         "/webhooks/payments/{provider_id}", openapi_extra={"x-idempotent": False, "requestBody": CALLBACK_BODY}
@@ -310,7 +296,26 @@ def create_router(development_secrets: Mapping[str, str], *, provider: str) -> R
         """A bank says what became of a payment; its signature is the credential."""
         return CallbackView(status=await service.receive(tx, _read_callback(received)))
 
+    _add_decisions(router)
     return router
+
+
+def _add_decisions(router: Router) -> None:
+    """What a person decides."""
+
+    @router.post("/payments/callbacks/{callback_id}/dismiss")
+    async def dismiss_callback(callback_id: UUID, why: Dismissal, caller: Admin, tx: RequestTx) -> UnmatchedView:
+        """Somebody has dealt with it."""
+        done = await service.dismiss_callback(tx, callback_id, actor=caller.subject, reason=why.reason)
+        return _show_unmatched(done)
+
+    @router.post("/payments/{payment_id}/resolve")
+    async def resolve_payment(payment_id: UUID, new: NewResolution, caller: Admin, tx: RequestTx) -> PaymentView:
+        """Decide what becomes of a payment that is contradicted, or RETURNING."""
+        resolved = await service.resolve(
+            tx, payment_id, resolution=new.outcome, actor=caller.subject, reason=new.reason
+        )  # fmt: skip
+        return _show(resolved)
 
 
 def _read_callback(received: Received) -> Callback:
