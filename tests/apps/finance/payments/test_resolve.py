@@ -50,6 +50,7 @@ async def test_an_answer_with_another_amount_contradicts_and_completes_nothing(p
     assert await payers.both() == ("90.00", "0.00")
     asked = len(payers.bank.log)
     payers.bank.charges[payers.key(payment)].amount = "10.00"
+    assert (await payers.call(payment, "SETTLED", amount="10.00", currency="PLN")).json() == {"status": "ignored"}
     await payers.run(days=2)
     assert (payers.state(payment), len(payers.bank.log)) == ("PROCESSING", asked), "of this a person decides"
 
