@@ -65,6 +65,8 @@ class Claims:
         jobs.sort(key=_turn)
         if is_whole:
             walk.note_whole(now - began, at=now)
+        else:
+            walk.note_onward(now - began)
         if not walk.is_whole(now):
             walk.note_found((job.name, job.priority, job.turn[1]) for job in jobs)
             if len(jobs) < limit and walk.lacks_starts:

@@ -3,7 +3,8 @@
 Usually at the start of the index. Claims that take long from there, two in a row, have walked over rows which are
 deleted but cannot be cleaned away, because somebody keeps an old snapshot open. Then claims begin where the last one
 got to, and the whole walk (it finds leases that ended, and whatever is due before) gets a twentieth of the time. One
-slow claim alone was a hiccup of the machine, and says nothing.
+slow claim alone was a hiccup of the machine, and says nothing. Where claims from there are hardly quicker, the machine
+is busy and the way is not long: then nothing is passed over for it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 CHEAP_CLAIM_SECONDS = 0.05
 WALK_PAUSES = 20
+WORTHWHILE = 1.5  # times as quick as the whole walk, or it is not the way that takes the time
 MAX_WALK_PAUSE_SECONDS = 120.0
 COMMIT_SECONDS = 0.2  # how much later than it is due a job may be committed and still be found without a walk
 PRIORITIES = (1, 2, 3, 4)
@@ -44,6 +46,13 @@ class Walk:
         if usual > CHEAP_CLAIM_SECONDS:
             self._whole_at = at + min(usual * WALK_PAUSES, MAX_WALK_PAUSE_SECONDS)
         else:
+            self._starts.clear()
+
+    def note_onward(self, seconds: float) -> None:
+        """How long a claim from where the last one got to took."""
+        if seconds * WORTHWHILE > self._last_whole_seconds:
+            self._whole_at = float("-inf")
+            self._last_whole_seconds = 0.0
             self._starts.clear()
 
     def note_found(self, found: Iterable[tuple[str, int, float]]) -> None:

@@ -73,6 +73,7 @@ async def test_claims_go_on_where_they_were_and_the_walk_finds_the_rest(
         for entity, seconds in (("a", 30.0), ("b", 20.0), ("c", 10.0)):
             add(dsn, entity, ago(seconds))
         assert await take(2) == ["a", "b"]  # the whole walk, which was slow again
+        machine.takes = walk.CHEAP_CLAIM_SECONDS / 2  # from there it is quick
         add(dsn, "straggler", ago(25))
         add(dsn, "urgent", ago(40), priority=1)  # a lane nothing was claimed from yet has no start
         add(dsn, "committed late", ago(20.1))  # within what a commit may take
@@ -97,6 +98,7 @@ async def test_an_idle_queue_is_not_walked_from_its_start_again_and_again(
     try:
         assert await claims.take(connection, 10) == []
         assert await claims.take(connection, 10) == []
+        machine.takes = walk.CHEAP_CLAIM_SECONDS / 2
         now: datetime = value(dsn, "SELECT now()")
         assert all(now.timestamp() - 5 < start < now.timestamp() for start in claims._free.onward()["starts"])
         rows(dsn, "SELECT duly.schedule('work', 'new')")
@@ -117,6 +119,7 @@ async def test_what_becomes_due_while_a_slow_claim_runs_is_found_by_the_next(
         before: datetime = value(dsn, "SELECT now()")
         assert await claims.take(connection, 10) == []
         add(dsn, "meanwhile", before - timedelta(seconds=1))  # the claim began three seconds ago
+        machine.takes = 0.1
         assert [job.entity_id for job in await claims.take(connection, 10)] == ["meanwhile"]
     finally:
         await connection.close()

@@ -28,6 +28,26 @@ def test_two_slow_claims_are_a_long_way_measured_by_the_quicker() -> None:
     assert walk.is_whole(200.0 + MAX_WALK_PAUSE_SECONDS)
 
 
+def test_a_busy_machine_is_not_a_long_way() -> None:
+    """Claims from where the last one got to are hardly quicker: leases that ended are looked for in each claim."""
+    walk = Walk(["work"])
+    walk.note_whole(SLOW, at=100.0)
+    walk.note_whole(SLOW, at=101.0)
+    assert not walk.is_whole(101.0)
+    walk.note_onward(SLOW * 0.8)
+    assert walk.is_whole(101.0)
+    walk.note_whole(SLOW, at=102.0)
+    assert walk.is_whole(102.0)
+
+
+def test_a_long_way_is_left_out_while_that_is_worth_it() -> None:
+    walk = Walk(["work"])
+    walk.note_whole(SLOW, at=100.0)
+    walk.note_whole(SLOW, at=101.0)
+    walk.note_onward(SLOW / 10)
+    assert not walk.is_whole(102.0)
+
+
 def test_a_cheap_claim_forgets_where_the_others_got_to() -> None:
     walk = Walk(["work"])
     walk.note_nothing_due(50.0)
