@@ -19,6 +19,7 @@ from apps.finance.payments.model import (
     State,
     Verdict,
     hear,
+    speaks_of_another,
     wait_before_asking,
 )
 from duly import Tx, cancel, schedule
@@ -85,7 +86,10 @@ async def _check_reference(tx: Tx, payment: Payment, heard: Heard) -> Heard:
         await tell_reference(tx, payment, f"at the bank payment {owner} has the same reference")
         return replace(heard, reference=None)
     if heard.source is not Source.CALLBACK and await store.match_callbacks(tx, payment, reference):
-        return replace(heard, report=Report.UNCLEAR) if heard.report is Report.PENDING else heard
+        is_clear = heard.report is not Report.PENDING or speaks_of_another(
+            payment, amount=heard.amount, currency=heard.currency
+        )
+        return heard if is_clear else replace(heard, report=Report.UNCLEAR)
     return heard
 
 

@@ -47,7 +47,10 @@ INVARIANTS = {
     "money went back, or did not, against the payment's state": """
         SELECT p.id, p.state, t.status FROM payments.payments p JOIN ledger.transactions t ON t.id = p.transaction_id
         LEFT JOIN ledger.transactions r ON r.reverses_id = t.id
-        WHERE (p.state = 'PERMANENTLY_FAILED') <> (t.status = 'REVERSED') OR p.reversal_id IS DISTINCT FROM r.id""",
+        WHERE ((p.state = 'PERMANENTLY_FAILED') <> (t.status = 'REVERSED') OR p.reversal_id IS DISTINCT FROM r.id)
+          -- what a bookkeeper reversed, and not we, is over when the payment is sent, or the bank or a person says so
+          AND NOT (coalesce(r.reason NOT LIKE 'payment ' || p.id || ':%', false)
+                   AND (p.retryable OR p.state IN ('PROCESSING', 'UNKNOWN', 'RETURNING')))""",
     "money is held that should not be, or not held that should be": """
         SELECT p.id, p.state, h.status FROM payments.payments p JOIN ledger.holds h ON h.id = p.incoming_hold_id
         WHERE (h.status = 'ACTIVE') <> (p.state IN ('PROCESSING', 'UNKNOWN', 'RETURNING') OR p.retryable)
