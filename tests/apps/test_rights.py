@@ -90,6 +90,12 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ("GET", "/v1/payments"): Right("payments:initiate", INITIATOR),
     ("GET", "/v1/payments/{payment_id}"): Right("payments:initiate", INITIATOR),
     ("GET", "/v1/payments/callbacks/unmatched"): Right("payments:initiate", INITIATOR),
+    ("POST", "/v1/payments/callbacks/{callback_id}/dismiss"): Right(
+        "payments:admin", ("PAYMENTS_ADMIN",), body={"reason": "seen"}
+    ),
+    ("POST", "/v1/payments/{payment_id}/resolve"): Right(
+        "payments:admin", ("PAYMENTS_ADMIN",), body={"outcome": "RETURN", "reason": "asked the bank"}
+    ),
     ("POST", "/ncs"): Right("quality", QUALITY, body=NEW_NC),
     ("GET", "/ncs"): Right("quality", QUALITY),
     ("GET", "/ncs/{nc_id}"): Right("quality", QUALITY),
