@@ -154,6 +154,35 @@ DELETE FROM payments.unmatched_callbacks WHERE id = ANY(ARRAY(
     ORDER BY c.received_at, c.id LIMIT CAST(:limit AS integer) FOR UPDATE SKIP LOCKED))
 RETURNING id
 """)
+# A page of each list, the newest first: ids are ordered by time. The open ones have an index of their own.
+LIST_PAYMENTS = text("""
+SELECT * FROM payments.payments WHERE id < coalesce(CAST(:before AS uuid), 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+ORDER BY id DESC LIMIT CAST(:limit AS integer)
+""")
+# Not "state = :state": of a state that few are in, a plan for any state would read all payments by their ids.
+LIST_PAYMENTS_IN_STATE = text("""
+SELECT * FROM payments.payments
+WHERE state >= CAST(:state AS text)
+  AND (state, id) < (CAST(:state AS text), coalesce(CAST(:before AS uuid), 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
+ORDER BY state DESC, id DESC LIMIT CAST(:limit AS integer)
+""")
+LIST_CALLBACKS = text("""
+SELECT * FROM payments.unmatched_callbacks
+WHERE id < coalesce(CAST(:before AS uuid), 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+ORDER BY id DESC LIMIT CAST(:limit AS integer)
+""")
+LIST_OPEN_CALLBACKS = text("""
+SELECT * FROM payments.unmatched_callbacks
+WHERE matched_at IS NULL AND dismissed_at IS NULL
+  AND id < coalesce(CAST(:before AS uuid), 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+ORDER BY id DESC LIMIT CAST(:limit AS integer)
+""")
+# Of those that an application raised; whoever closes one at the same time waits, and finds it closed.
+LOCK_ALERTS = text("""
+SELECT a.id FROM duly.alerts a
+WHERE a.kind = 'application' AND a.subject = ANY(CAST(:subjects AS text[])) AND a.resolved_at IS NULL
+ORDER BY a.id FOR UPDATE
+""")
 MOST_LINES = 200  # of a history: seven tries and what the bank said, many times over
 SAVED = ("state", "reason", "retryable", "next_retry_at", "delivery", "provider_ref", "incoming_hold_id",
          "transaction_id", "reversal_id", "contradicted_at")  # fmt: skip
@@ -283,13 +312,18 @@ async def read_history(tx: Tx, payment_id: UUID) -> list[HistoryLine]:
 
 
 async def list_payments(tx: Tx, *, state: State | None, before: UUID | None, limit: int) -> list[Payment]:
-    """The newest first; ids are ordered by time."""
-    query = select(payments).order_by(payments.c.id.desc()).limit(limit)
-    if state is not None:
-        query = query.where(payments.c.state == state.value)
-    if before is not None:
-        query = query.where(payments.c.id < before)
-    return [_payment(row) for row in (await tx.execute(query)).mappings()]
+    """The newest first."""
+    if state is None:
+        found = await tx.execute(LIST_PAYMENTS, {"before": before, "limit": limit})
+    else:
+        values = {"state": state.value, "before": before, "limit": limit}
+        found = await tx.execute(LIST_PAYMENTS_IN_STATE, values)
+    return [_payment(row) for row in found.mappings()]
+
+
+async def lock_alerts(tx: Tx, subjects: Sequence[str]) -> list[int]:
+    """Those of these subjects that are open: nobody else closes them until the commit."""
+    return [row[0] for row in await tx.execute(LOCK_ALERTS, {"subjects": list(subjects)})]
 
 
 # -- callbacks -------------------------------------------------------------------------------------------------------
@@ -311,12 +345,9 @@ async def match_callbacks(tx: Tx, payment: Payment, reference: str) -> int:
 
 async def list_unmatched(tx: Tx, *, is_open: bool, before: UUID | None, limit: int) -> list[Unmatched]:
     """The newest first."""
-    query = select(unmatched_callbacks).order_by(unmatched_callbacks.c.id.desc()).limit(limit)
-    if is_open:
-        query = query.where(unmatched_callbacks.c.matched_at.is_(None), unmatched_callbacks.c.dismissed_at.is_(None))
-    if before is not None:
-        query = query.where(unmatched_callbacks.c.id < before)
-    return [Unmatched(**row) for row in (await tx.execute(query)).mappings()]
+    statement = LIST_OPEN_CALLBACKS if is_open else LIST_CALLBACKS
+    found = await tx.execute(statement, {"before": before, "limit": limit})
+    return [Unmatched(**row) for row in found.mappings()]
 
 
 async def dismiss_callback(tx: Tx, callback_id: UUID, *, actor: str, reason: str) -> Unmatched | None:
