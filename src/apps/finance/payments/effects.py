@@ -36,9 +36,10 @@ from duly import Tx, emit, schedule
 from duly.errors import Conflict, Invalid
 from duly.failpoints import failpoint
 from duly.messages import EventBody
-from duly.operate.alerts import raise_alert
+from duly.operate.alerts import raise_alert, resolve_alert
 
 log = structlog.get_logger("apps.payments")
+MOST_OF_AN_ACTOR = 200  # in the engine's audit
 SEND, ASK, RETURN, EXPIRE_REVIEW = "payments.send", "payments.ask", "payments.return", "payments.expire-review"
 FACTS: dict[State, type[EventBody]] = {
     State.PROCESSING: events.PaymentCreated, State.REJECTED: events.PaymentRejected,
@@ -154,6 +155,13 @@ async def contradict(tx: Tx, payment: Payment, heard: Heard, *, now: datetime) -
         message=f"payment {payment.id} is {payment.state.value}, and the bank says {heard.report.value}: ask the bank",
     )
     return noted
+
+
+async def close_alerts(tx: Tx, payment: Payment, *, actor: str, reason: str) -> None:
+    """What was told to a person is decided; of one that still waits to go back, that it does not stays open."""
+    about = ("contradiction",) if payment.is_moving else ("contradiction", "return", "amount", "open")
+    for alert_id in await store.lock_alerts(tx, [f"payments.{one}:{payment.id}" for one in about]):
+        await resolve_alert(tx, alert_id, actor=actor[:MOST_OF_AN_ACTOR], reason=reason)
 
 
 async def void(tx: Tx, hold_id: UUID | None) -> None:

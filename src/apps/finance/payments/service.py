@@ -279,7 +279,7 @@ async def receive(tx: Tx, callback: Callback) -> str:
 
 
 async def resolve(tx: Tx, payment_id: UUID, *, resolution: Resolution, actor: str, reason: str) -> Payment:
-    """End what was contradicted, or does not go back by itself; once."""
+    """End what was contradicted, or does not go back by itself; once. Its alerts are closed with it."""
     found = await _lock(tx, payment_id)
     was = found.payment
     after = model.resolve(was, resolution)
@@ -287,6 +287,7 @@ async def resolve(tx: Tx, payment_id: UUID, *, resolution: Resolution, actor: st
     if is_complete and (await store.lock_posting(tx, was)).reversal_id is not None:
         raise NotResolvable("its posting was reversed, so the recipient has nothing: return it, and post anew")
     saved = await effects.apply(tx, was, after, cause="resolve", detail=_said(actor, f"{resolution.value}: {reason}"))
+    await effects.close_alerts(tx, saved, actor=actor, reason=reason)
     for name in (ASK, RETURN):
         await cancel(tx, name, payment_id)
     if saved.state is State.RETURNING:
@@ -357,7 +358,8 @@ async def return_money(tx: Tx, payment_id: UUID) -> bool:
     after = await effects.give_back(tx, was.move(State.PERMANENTLY_FAILED, reason=was.reason))
     if after.state is State.RETURNING:
         return False
-    await effects.apply(tx, was, after, cause="return")
+    saved = await effects.apply(tx, was, after, cause="return")
+    await effects.close_alerts(tx, saved, actor=RETURN, reason="the money is back")
     return True
 
 

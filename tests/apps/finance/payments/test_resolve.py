@@ -69,6 +69,10 @@ async def test_a_person_ends_what_is_contradicted(
     assert (await payers.read(payment))["history"][-1]["detail"] == f"by boss: {outcome}: asked the bank"
     fact = "payment.completed" if outcome == "COMPLETE" else "payment.permanently_failed"
     assert facts_of(dsn, payment)[-1] == fact
+    assert subjects_of(dsn) == []
+    assert rows(dsn, "SELECT actor, reason FROM duly.audit WHERE action = 'alert.resolved'") == [
+        ("boss", "asked the bank")
+    ]  # fmt: skip
     assert refused(await payers.resolve(payment, outcome))[:2] == (409, "nothing-to-resolve")
 
 
@@ -96,11 +100,20 @@ async def test_a_return_that_the_ledger_still_refuses_goes_on_by_itself(payers: 
     await payers.call(payment, "SETTLED")
     answer = await payers.resolve(payment, "RETURN")
     assert (answer.status_code, answer.json()["state"], answer.json()["contradictedAt"]) == (200, "RETURNING", None)
-    assert value(dsn, RETURNS) == 1
+    assert (value(dsn, RETURNS), subjects_of(dsn)) == (1, [f"payments.return:{payment}"])
     await do(db, lambda tx: ledger.reopen_account(tx, payers.ann))
     await payers.run(hours=1.1)
-    assert payers.state(payment) == "PERMANENTLY_FAILED"
+    assert (payers.state(payment), subjects_of(dsn)) == ("PERMANENTLY_FAILED", [])
     payers.check()
+
+
+async def test_an_alert_that_somebody_closed_before_is_no_obstacle_and_others_stay(payers: Payers, dsn: str) -> None:
+    payment = await disputed(payers)
+    rows(dsn, "UPDATE duly.alerts SET resolved_at = duly.now()")
+    rows(dsn, "SELECT duly.alert('application', 'payments.contradiction:another', 'x')")
+    rows(dsn, "SELECT duly.alert('application', %(subject)s, 'x')", {"subject": f"payments.reference:{payment}"})
+    assert (await payers.resolve(payment, "RETURN")).status_code == 200
+    assert subjects_of(dsn) == ["payments.contradiction:another", f"payments.reference:{payment}"]
 
 
 async def test_what_is_returning_can_be_completed_instead(payers: Payers, dsn: str) -> None:
