@@ -163,6 +163,17 @@ async def test_a_reference_that_we_learn_later_is_matched_then(payers: Payers, d
     payers.check()
 
 
+async def test_an_early_call_does_not_hide_another_amount(payers: Payers, dsn: str) -> None:
+    """The answer that tells us of the reference also names another amount: that is for a person, not for a question."""
+    made = await payers.pay("10.00")
+    payers.bank.charges[payers.key(made["id"])] = sandbox.Charge("bank-ref-1", "PENDING", "9.99", "PLN")
+    body = json.dumps({"providerEventId": "e1", "paymentRef": "bank-ref-1", "status": "SETTLED"}).encode()
+    assert (await payers.call_raw(body)).json() == {"status": "kept"}
+    await payers.run()
+    assert history_of(dsn, made["id"])[-1] == ("PROCESSING", "contradiction")
+    assert (await payers.read(made["id"]))["contradictedAt"] is not None
+
+
 async def test_a_status_that_nobody_knows_is_kept(payers: Payers, dsn: str) -> None:
     made = await payers.pay("10.00")
     await payers.run()

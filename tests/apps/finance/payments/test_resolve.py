@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from decimal import Decimal
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
 from apps.finance.ledger import service as ledger
+from apps.finance.payments import service
+from apps.finance.payments.model import Heard, Report, Source
 from apps.sandbox.bank import Behaviour
 from duly.db import Database
 from tests.apps.finance.ledger.acting import refused
@@ -55,6 +58,22 @@ async def test_an_answer_with_another_amount_contradicts_and_completes_nothing(p
     assert (payers.state(payment), len(payers.bank.log)) == ("PROCESSING", asked), "of this a person decides"
 
 
+async def test_what_waits_for_a_retry_and_is_contradicted_is_not_sent_again(payers: Payers, db: Database) -> None:
+    """An answer that was long under way says that the bank has it, with another amount."""
+    payers.order(Behaviour.BUSY)
+    payment = UUID((await payers.pay("10.00"))["id"])
+    await payers.run()
+    late = Heard(Report.PENDING, Source.SEND, "ref-1", attempt=1, amount=Decimal("9.99"))
+    await do(db, lambda tx: service.note_answer(tx, payment, late))
+    await payers.run(minutes=2)
+    await payers.retry()
+    found = await payers.read(str(payment))
+    assert (found["state"], found["retryable"], found["contradictedAt"] is not None) == ("FAILED", True, True)
+    assert len(payers.bank.log) == 1
+    assert (await payers.resolve(str(payment), "RETURN")).json()["state"] == "PERMANENTLY_FAILED"
+    payers.check()
+
+
 @pytest.mark.parametrize(
     ("outcome", "state", "spendable"),
     [("COMPLETE", "COMPLETED", ("90.00", "10.00")), ("RETURN", "PERMANENTLY_FAILED", ("100.00", "0.00"))],
@@ -85,7 +104,7 @@ async def test_a_return_stops_once_the_bank_contradicts_it_until_a_person_decide
     assert (payers.state(payment), history_of(dsn, payment)[-1][1]) == ("RETURNING", "contradiction")
     await do(db, lambda tx: ledger.reopen_account(tx, payers.ann))
     await payers.run(hours=1.1)
-    rows(dsn, "SELECT duly.schedule('payments.recover')")
+    assert await do(db, service.recover) == (0, False)
     await payers.run(hours=1.1)
     assert (payers.state(payment), value(dsn, RETURNS)) == ("RETURNING", 0)
     assert await payers.both() == ("0.00", "0.00")

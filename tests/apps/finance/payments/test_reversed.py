@@ -65,11 +65,23 @@ async def test_what_was_reversed_after_it_was_sent_is_never_complete(payers: Pay
         assert (await payers.call(payment, "SETTLED")).status_code == 200
     else:
         await payers.run(hours=1.1)
-    assert (payers.state(payment), value(dsn, REVERSALS)) == ("PROCESSING", 1)
+    asked = len(payers.bank.log)
+    await payers.run(hours=2)
+    assert (payers.state(payment), value(dsn, REVERSALS), len(payers.bank.log)) == ("PROCESSING", 1, asked)
     assert history_of(dsn, payment)[-1] == ("PROCESSING", "contradiction")
     assert alerts_of(dsn)[0].startswith("payments.contradiction")
     assert "payment.completed" not in facts_of(dsn, payment)
     assert await payers.available(payers.ann) == "100.00"
+
+
+async def test_what_is_contradicted_before_it_was_sent_is_left_to_a_person(payers: Payers, dsn: str) -> None:
+    """The bank says that it has paid what nobody sent, and somebody reversed it."""
+    payment, _ = await pay(payers)
+    await reverse(payers, payment)
+    await payers.call(payment, "SETTLED")
+    await payers.run()
+    assert (payers.state(payment), payers.bank.log) == ("PROCESSING", [])
+    assert history_of(dsn, payment)[-1] == ("PROCESSING", "contradiction")
 
 
 async def test_what_was_reversed_and_then_declined_is_over_without_a_second_reversal(payers: Payers, dsn: str) -> None:
