@@ -15,7 +15,6 @@ from duly import Database, Duly, Event, Fail, JobContext, Snooze, ThenTogether, 
 from duly.jobs import run as run_module
 from duly.jobs import together as together_module
 from duly.jobs.outcomes import Cancel, Done, Outcome
-from duly.settings import Settings
 from tests.engine.inbox.effects import publish_numbers
 from tests.engine.jobs.wire import Cut, breaking_wire
 from tests.engine.jobs.witness import (
@@ -194,26 +193,6 @@ async def test_a_lock_that_one_of_them_waits_for_holds_up_nobody_else(
     assert len(partner.calls) == COUNT
     assert sum(len(turn) > 1 for turn in partner.turns) == 1, "they have waited for it once"
     assert {outcome for _, outcome, _ in outcomes(dsn)} == {"done"}
-
-
-async def test_a_pool_without_a_free_session_repeats_no_call(dsn: str) -> None:
-    partner = Partner(5)
-    small = Database(dsn, settings=Settings(connect_timeout_seconds=0.5))
-    schedule_numbers(dsn, "work", 5)
-    worker = Worker(small, partner.handlers, concurrency=5, pool_size=1)
-    held = asyncio.Event()
-
-    async def hold(tx: Tx, items: Sequence[str]) -> None:
-        if not held.is_set():
-            held.set()
-            await asyncio.sleep(1.5)  # the pool's patience is physical time
-
-    partner.during = hold
-    await worker.run_once()
-    await small.close()
-    assert len(partner.calls) == 5
-    assert effects(dsn) == each_once(5)
-    assert {(outcome, retries) for _, outcome, retries in outcomes(dsn)} == {("done", 0)}
 
 
 async def test_writes_of_a_zombie_are_refused_and_the_others_kept(db: Database, dsn: str) -> None:
