@@ -21,7 +21,9 @@ from typing import IO, Any
 from duly import failpoints
 
 forkserver = multiprocessing.get_context("forkserver")
-forkserver.set_forkserver_preload(["tests.crashes.process", "tests.engine.jobs.process", "tests.engine.cli.commands"])
+forkserver.set_forkserver_preload(
+    ["tests.crashes.process", "tests.engine.jobs.process", "tests.engine.cli.commands", "tests.chaos.process"]
+)
 
 
 class Forked:
