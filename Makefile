@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-finance test-browser screenshots bench-console test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
+.PHONY: help run test test-plans test-finance test-browser screenshots bench-console test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
   bench-memory bench-report bench-birthdays bench-webhooks bench-ledger bench-decisions bench-payments chaos simulate decade
 
 help: ## show this list
@@ -20,8 +20,11 @@ $(STAMP): requirements.lock pyproject.toml
 run: $(STAMP) ## start everything on an embedded PostgreSQL with sample data (PORT, DULY_DATA)
 	@exec $(BIN)/duly up
 
-test: check $(STAMP) ## linters, types, import contracts and every test that needs no outside server, but those of finance
-	@$(BIN)/python -m pytest -n 3 --dist worksteal --ignore tests/apps/finance
+test: check $(STAMP) ## linters, types, import contracts and every test that needs no outside server, but test-plans and test-finance
+	@$(BIN)/python -m pytest -n 3 --dist worksteal --ignore tests/apps/finance --ignore tests/plans
+
+test-plans: $(STAMP) ## what queries read among a million rows
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/plans
 
 test-finance: $(STAMP) ## the tests of apps/finance, which take a few minutes of their own
 	@$(BIN)/python -m pytest -n 3 --dist worksteal tests/apps/finance

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psycopg
 from tests.console.conftest import serving
-from tests.engine.operate.test_plans import FILL
+from tests.plans.test_operate_plans import FILL
 
 from duly.db import Database
 from duly.testing import TestServer

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import psycopg
 
 from duly.jobs.handlers import Handler, JobContext, read_signature
+from tests.forking import Forked, execute
 
 
 def rows(dsn: str, query: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
@@ -43,18 +42,13 @@ def handlers(*functions: Callable[..., Any], **options: Any) -> dict[str, Handle
     return made
 
 
-def python(dsn: str, code: str, *, failpoints: str = "", env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def python(dsn: str, code: str, *, failpoints: str = "", env: Mapping[str, str] | None = None) -> Forked:
     """A real Python process on the database, with failpoints armed; the caller waits for it or kills it."""
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "DATABASE_URL": dsn, "DULY_FAILPOINTS": failpoints, **(env or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    given = {**os.environ, "DATABASE_URL": dsn, "DULY_FAILPOINTS": failpoints, **(env or {})}
+    return Forked(execute, textwrap.dedent(code), env=given)
 
 
-def finish(process: subprocess.Popen[str], timeout_seconds: float = 30) -> tuple[int, str]:
+def finish(process: Forked, timeout_seconds: float = 30) -> tuple[int, str]:
     """Wait for a process; its exit code (negative: the signal) and what it wrote."""
     out, err = process.communicate(timeout=timeout_seconds)
-    return process.returncode, out + err
+    return process.wait(), out + err

@@ -37,7 +37,7 @@ def test_the_requests_of_the_readme_work_as_printed(tmp_path: Path) -> None:
     script = typed.replace(":8000/", f":{port}/").replace("\ncurl ", "\necho; curl ").replace("\nask ", "\necho; ask ")
     assert SLEEP in script
     script = script.replace(SLEEP, UNTIL_COMPLETED)
-    with running("up", env=env, log=tmp_path / "log"):
+    with running("up", env=env, log=tmp_path / "log", fresh=True):
         wait_until(lambda: status(f"http://127.0.0.1:{port}/readyz") == 200, what="/readyz is 200")
         env = {name: value for name, value in env.items() if name != "PORT"}  # a reader has not set it
         done = subprocess.run(

@@ -31,11 +31,10 @@ from duly.telemetry import configure_logging
 from duly.wakeup import Wakeup
 from tests.chaos import safeguards
 from tests.chaos.app import Witness, chance, create_app
+from tests.forking import forkserver
 
 START_SECONDS = 60.0
 LEASE_SECONDS = 3.0
-_forkserver = multiprocessing.get_context("forkserver")
-_forkserver.set_forkserver_preload([__name__])
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Order:
 
 def start(order: Order) -> BaseProcess:
     """The process, running; it ends when we do, however we end."""
-    process = _forkserver.Process(target=_main, args=(asdict(order),), daemon=True)
+    process = forkserver.Process(target=_main, args=(asdict(order),), daemon=True)
     process.start()
     return process
 

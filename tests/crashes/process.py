@@ -6,7 +6,6 @@ They are forked from a server that has imported everything already, so that one 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import sys
@@ -31,9 +30,7 @@ from duly.wakeup import Wakeup
 from tests.crashes import shop
 from tests.engine.http.serving import listen
 from tests.engine.idempotency.shop import create_shop
-
-_forkserver = multiprocessing.get_context("forkserver")
-_forkserver.set_forkserver_preload([__name__, "tests.engine.jobs.process"])  # there is one such server for both
+from tests.forking import forkserver
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class Order:
 
 def start(order: Order) -> BaseProcess:
     """The process, running."""
-    process = _forkserver.Process(target=_main, args=(asdict(order),), daemon=True)
+    process = forkserver.Process(target=_main, args=(asdict(order),), daemon=True)
     process.start()
     return process
 

@@ -278,7 +278,8 @@ def test_every_variable_is_a_setting_of_duly() -> None:
     given = {name for each in of_kind("ConfigMap") for name in each["data"]}
     given |= {name for each in SECRETS for name in each["stringData"]}
     given |= {name for work in WORKLOADS for name in work.environment}
-    assert sorted(given - setting_names()) == [URL_VARIABLE]  # and one of an application
+    of_applications = [URL_VARIABLE, "PAYMENTS_BANK_URL", "PAYMENTS_CALLBACK_URL"]
+    assert sorted(given - setting_names()) == of_applications
 
 
 @each_workload

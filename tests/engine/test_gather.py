@@ -79,3 +79,14 @@ async def test_whoever_is_cancelled_during_its_turn_takes_nobody_along() -> None
     later = await started(gather, 4)
     work.go.set()
     assert await later[0] == 8
+
+
+async def test_closing_ends_what_is_under_way_and_lets_go_whoever_waits() -> None:
+    work = Work()
+    gather = Gather(work)
+    tasks = await started(gather, 2) + await started(gather, 4, 6)
+    async with asyncio.timeout(10):
+        await gather.close()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(one) for one in found] == [asyncio.CancelledError] * 3
+    assert work.turns == [[2]], "nothing begins after the end"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from datetime import datetime
-from functools import cache
+from functools import lru_cache
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -72,9 +72,14 @@ class Signed(Arguments):
     reason: Reason = None
 
 
-@cache
 def create_api_router() -> Router:
-    """Made once: every route of the console's API; an action registered later than this has none."""
+    """Every route of the console's API; an action registered later than this has none."""
+    return _create_api_router(tuple(map(id, ACTIONS.values())))
+
+
+@lru_cache(maxsize=4)
+def _create_api_router(_actions: tuple[int, ...]) -> Router:
+    """Made once for the same actions: it takes longer than anything else at the start."""
     router = Router(prefix=PREFIX, tags=["console"])
     for action in ACTIONS.values():
         _add_action(router, action)

@@ -193,13 +193,14 @@ WHERE s.status = 'ACTIVE' AND coalesce(s.open_until <= duly.now(), true)
        WHERE q.subscription_id = s.id AND q.status = 'QUEUED' LIMIT 1) IS NULL
 ORDER BY s.id LIMIT CAST(:limit AS int)
 """)
-# The events are gone by then, too; what is under way is left alone.
+# The events are gone by then, too; what is under way, or is just being sent again, is left alone.
 FORGET_DELIVERIES = Statement("""
 WITH old AS (
     SELECT d.id FROM duly.webhook_deliveries d
     WHERE d.created_at < duly.now() - make_interval(days => CAST(:days AS int))
       AND d.status NOT IN ('QUEUED', 'RETRYING')
     ORDER BY d.number LIMIT CAST(:batch AS int)
+    FOR UPDATE SKIP LOCKED
 ), attempted AS (
     DELETE FROM duly.webhook_attempts WHERE delivery_id = ANY(ARRAY(SELECT id FROM old))
 ), gone AS (

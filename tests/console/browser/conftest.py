@@ -83,7 +83,7 @@ def served(server: TestServer) -> Iterator[World]:
             DATABASE_URL=dsn, DULY_DATA=directory, PORT=str(port), DULY_ALLOW_UNSAFE_DATABASE="1",
             DULY_APP="apps.wiring:app",
         )  # fmt: skip
-        with running("api", env=env, log=Path(directory) / "log"):
+        with running("api", env=env, log=Path(directory) / "log", fresh=True):
             wait_until(lambda: status(f"{url}/readyz") == 200, what="/readyz is 200")
             yield World(url, dsn)
 

@@ -1,4 +1,8 @@
-"""Real processes of the command line, and bounded waiting for what they do."""
+"""Real processes of the command line, and bounded waiting for what they do.
+
+Unless they are asked for ``fresh`` (a new Python, from its first instruction), they are forked from a server that has
+imported everything already: that takes milliseconds, and not the two seconds that a new one needs on a small machine.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import httpx2
+
+from duly.cli import main as command_line
+from tests.forking import Forked
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "duly.cli.main"]
@@ -26,18 +33,49 @@ def environment(**settings: str) -> dict[str, str]:
     return {**kept, "DULY_APP": "tests.engine.cli.sample:app", **settings}
 
 
+class Process(Protocol):
+    """What tests do with one; ``subprocess.Popen`` is one, and so is what was forked."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, number: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def _run_command(arguments: list[str], log: str) -> None:
+    if log:
+        opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(opened, 1)
+        os.dup2(opened, 2)
+        os.close(opened)
+    sys.argv = ["duly", *arguments]
+    command_line.run()
+
+
 def duly(*arguments: str, env: Mapping[str, str], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    return subprocess.run(
-        [*COMMAND, *arguments], env=env, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_SECONDS
-    )
+    process = Forked(_run_command, list(arguments), "", env=env, cwd=str(cwd))
+    try:
+        out, err = process.communicate(PATIENCE_SECONDS)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(list(arguments), process.wait(), out, err)
 
 
 @contextlib.contextmanager
-def running(*arguments: str, env: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[str]]:
+def running(*arguments: str, env: Mapping[str, str], log: Path, fresh: bool = False) -> Iterator[Process]:
     """A command that runs for the block; whatever happens, it does not outlive it. Its output is in ``log``."""
     with log.open("a") as file:
-        process = _spawn(arguments, env, file)
+        process: Process = (
+            _spawn(arguments, env, file)
+            if fresh
+            else Forked(_run_command, list(arguments), str(log), env=env, cwd=str(ROOT))
+        )
         try:
             yield process
         finally:
@@ -70,7 +108,7 @@ def status(url: str) -> int:
         return 0
 
 
-def end(process: subprocess.Popen[str], number: signal.Signals, *, seconds: float = 20) -> int:
+def end(process: Process, number: signal.Signals, *, seconds: float = 20) -> int:
     """Send a signal and wait for the exit code."""
     process.send_signal(number)
     return process.wait(seconds)

@@ -117,7 +117,7 @@ def test_a_stop_gives_back_what_does_not_end_in_time(server_env: dict[str, str],
 def test_several_processes_are_kept_alive_and_stop_together(
     server_env: dict[str, str], dsn: str, tmp_path: Path
 ) -> None:
-    with running("worker", "--processes", "2", env=server_env, log=tmp_path / "log") as process:
+    with running("worker", "--processes", "2", env=server_env, log=tmp_path / "log", fresh=True) as process:
         wait_until(lambda: value(dsn, ALIVE) == 2)
         victim, other = children_of(process.pid)
         os.kill(victim, signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_several_processes_are_kept_alive_and_stop_together(
 
 
 def test_children_do_not_outlive_a_parent_that_was_killed(server_env: dict[str, str], dsn: str, tmp_path: Path) -> None:
-    with running("worker", "--processes", "2", env=server_env, log=tmp_path / "log") as process:
+    with running("worker", "--processes", "2", env=server_env, log=tmp_path / "log", fresh=True) as process:
         wait_until(lambda: value(dsn, ALIVE) == 2)
         children = children_of(process.pid)
         process.kill()
@@ -141,7 +141,7 @@ def test_children_do_not_outlive_a_parent_that_was_killed(server_env: dict[str, 
 
 def test_ctrl_c_at_the_terminal_reaches_each_child_once(server_env: dict[str, str], dsn: str, tmp_path: Path) -> None:
     """A terminal signals the whole group; children that got it twice would drop their work."""
-    with running("worker", "--processes", "2", env=server_env, log=tmp_path / "log") as process:
+    with running("worker", "--processes", "2", env=server_env, log=tmp_path / "log", fresh=True) as process:
         wait_until(lambda: value(dsn, ALIVE) == 2)
         assert all(os.getpgid(child) != os.getpgid(process.pid) for child in children_of(process.pid))
         assert end(process, signal.SIGINT) == 0

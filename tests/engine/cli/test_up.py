@@ -27,7 +27,7 @@ def test_it_is_ready_prints_its_urls_stops_on_ctrl_c_and_keeps_its_data(
 ) -> None:
     """E7.2."""
     postgres = EmbeddedPostgres.at(home)
-    with running("up", env=env, log=tmp_path / "first") as process:
+    with running("up", env=env, log=tmp_path / "first", fresh=True) as process:
         wait_ready(env)
         wait_until(lambda: "duly is up" in (tmp_path / "first").read_text())
         printed = (tmp_path / "first").read_text()
@@ -40,7 +40,7 @@ def test_it_is_ready_prints_its_urls_stops_on_ctrl_c_and_keeps_its_data(
         assert end(process, signal.SIGINT) == 0
     assert not postgres.is_running()
 
-    with running("up", env=env, log=tmp_path / "second") as process:
+    with running("up", env=env, log=tmp_path / "second", fresh=True) as process:
         wait_ready(env)
         assert value(postgres.dsn(), "SELECT entity_id FROM duly.jobs WHERE name = 'sample.note'") == "order:1"
         assert end(process, signal.SIGTERM) == 0
@@ -54,7 +54,7 @@ def test_killed_with_its_server_it_starts_again_and_stops_what_the_dead_one_left
     """E7.2: kill -9 loses nothing that was committed, and leaves no server behind for good."""
     postgres = EmbeddedPostgres.at(home)
     for with_server in (True, False):
-        with running("up", env=env, log=tmp_path / "log") as process:
+        with running("up", env=env, log=tmp_path / "log", fresh=True) as process:
             wait_ready(env)
             rows(postgres.dsn(), "SELECT duly.emit('order.paid', 'orders', 'order:1')")
             process.kill()
@@ -64,7 +64,7 @@ def test_killed_with_its_server_it_starts_again_and_stops_what_the_dead_one_left
             os.kill(pid, signal.SIGKILL)
         else:
             assert postgres.is_running()
-    with running("up", env=env, log=tmp_path / "log") as process:
+    with running("up", env=env, log=tmp_path / "log", fresh=True) as process:
         wait_ready(env)
         assert value(postgres.dsn(), "SELECT count(*) FROM duly.event_log WHERE type = 'order.paid'") == 2
         assert end(process, signal.SIGINT) == 0
@@ -84,7 +84,7 @@ def test_a_busy_port_is_refused_before_anything_starts(env: dict[str, str], home
 
 
 def test_a_second_one_on_the_same_data_is_refused(env: dict[str, str], tmp_path: Path) -> None:
-    with running("up", env=env, log=tmp_path / "log") as process:
+    with running("up", env=env, log=tmp_path / "log", fresh=True) as process:
         wait_ready(env)
         done = duly("up", env={**env, "PORT": str(free_port())})
         assert done.returncode == 1
@@ -98,7 +98,7 @@ def test_a_second_one_on_the_same_data_is_refused(env: dict[str, str], tmp_path:
 
 def test_a_second_signal_ends_it_at_once(env: dict[str, str], home: Path, tmp_path: Path) -> None:
     postgres = EmbeddedPostgres.at(home)
-    with running("up", env=env, log=tmp_path / "log") as process:
+    with running("up", env=env, log=tmp_path / "log", fresh=True) as process:
         wait_ready(env)
         rows(postgres.dsn(), "SELECT duly.schedule('sample.linger')")
         running_jobs = "SELECT count(*) FROM duly.queue WHERE status = 'Running'"

@@ -230,8 +230,9 @@ async def test_a_deadlock_between_two_requests_is_won_by_both(shop: Client, dsn:
     assert [answer.status_code for answer in answers] == [200, 200]
     assert rows(dsn, "SELECT amount FROM stock") == [(98,), (98,)]
     assert effects(dsn) == TWO
-    assert len(ran) == 3
-    assert retries("conflict") == before + 1
+    lost = len(ran) - 2  # whoever runs again may meet the other one again, if that one is slow to wake up
+    assert lost >= 1
+    assert retries("conflict") == before + lost
 
 
 @with_and_without_key

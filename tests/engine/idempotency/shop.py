@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from decimal import Decimal
 from typing import Annotated, Any
@@ -26,6 +25,7 @@ from duly.runtime.supervisor import create_server
 from duly.settings import Settings
 from duly.telemetry import configure_logging
 from tests.engine.http.serving import served
+from tests.forking import Forked
 from tests.support import python, rows, value
 
 DOOR = 77  # the advisory lock at which POST /orders/waiting stands until the test opens it
@@ -201,7 +201,7 @@ PROCESS = "from tests.engine.idempotency.shop import serve; serve()"
 
 
 @contextlib.contextmanager
-def shop_process(dsn: str, *, failpoints: str = "") -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def shop_process(dsn: str, *, failpoints: str = "") -> Iterator[tuple[str, Forked]]:
     """The shop in a process of its own: its address, and the process to kill."""
     process = python(dsn, PROCESS, failpoints=failpoints)
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from tests.engine.inbox.effects import (
     record,
 )
 from tests.engine.inbox.test_failures import Flaky
+from tests.forking import Forked
 from tests.support import finish, python, rows, value
 
 ROOT = Path(__file__).parents[3]
@@ -243,7 +243,7 @@ async def test_a_dead_letter_that_is_retried_while_the_relay_adds_the_next_stran
         await wait_for_lock(dsn)
         operator.commit()
     try:
-        await wait_until_stopped(process.pid)
+        await asyncio.to_thread(process.wait_until_stopped)
         working = asyncio.create_task(Worker(db, flaky.app.handlers).run_once())
         await wait_for_lock_or(dsn, working)
         process.send_signal(signal.SIGCONT)
@@ -302,20 +302,14 @@ async def wait_for_lock_or(dsn: str, task: asyncio.Task[object]) -> None:
             pass
 
 
-def start_relay(dsn: str) -> subprocess.Popen[str]:
+def start_relay(dsn: str) -> Forked:
     """A relay that stops itself when its transaction is complete but for the COMMIT."""
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
     return python(dsn, PAUSED_RELAY, failpoints="relay.before_commit=stop", env={"PYTHONPATH": path})
 
 
-def paused_relay(dsn: str) -> subprocess.Popen[str]:
+def paused_relay(dsn: str) -> Forked:
     """The same, and it stands there."""
     process = start_relay(dsn)
-    _, status = os.waitpid(process.pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status)
+    process.wait_until_stopped()
     return process
-
-
-async def wait_until_stopped(pid: int) -> None:
-    _, status = await asyncio.to_thread(os.waitpid, pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status)

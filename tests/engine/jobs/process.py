@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 from dataclasses import asdict, dataclass
@@ -18,12 +17,10 @@ from duly.jobs.handlers import Handler, JobContext
 from duly.jobs.worker import Worker
 from duly.settings import Settings
 from tests.engine.jobs.witness import EFFECT
+from tests.forking import forkserver
 from tests.support import handlers
 
 NEVER_REACHED = 77  # the queue ran empty, and nothing had happened to the process
-
-_forkserver = multiprocessing.get_context("forkserver")
-_forkserver.set_forkserver_preload([__name__, "tests.crashes.process"])  # there is one such server for both
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Order:
 
 def start(order: Order) -> BaseProcess:
     """The process, running."""
-    process = _forkserver.Process(target=_main, args=(asdict(order),), daemon=True)
+    process = forkserver.Process(target=_main, args=(asdict(order),), daemon=True)
     process.start()
     return process
 

@@ -9,12 +9,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import text
 
 from duly import Database, Duly, Event, Fail, JobContext, Snooze, ThenTogether, Tx, Worker
 from duly.jobs import run as run_module
+from duly.jobs import sql
 from duly.jobs import together as together_module
 from duly.jobs.outcomes import Cancel, Done, Outcome
+from duly.jobs.run import ASKED_AT_ONCE
 from duly.settings import Settings
 from tests.engine.inbox.effects import publish_numbers
 from tests.engine.jobs.wire import Cut, breaking_wire
@@ -37,6 +40,9 @@ COMMITS = "SELECT count(DISTINCT xmin::text) FROM effects"
 END_OPEN = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND state = 'idle in transaction'
+"""
+WAITING = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
 """
 COUNT = 20
 
@@ -196,26 +202,6 @@ async def test_a_lock_that_one_of_them_waits_for_holds_up_nobody_else(
     assert {outcome for _, outcome, _ in outcomes(dsn)} == {"done"}
 
 
-async def test_a_pool_without_a_free_session_repeats_no_call(dsn: str) -> None:
-    partner = Partner(5)
-    small = Database(dsn, settings=Settings(connect_timeout_seconds=0.5))
-    schedule_numbers(dsn, "work", 5)
-    worker = Worker(small, partner.handlers, concurrency=5, pool_size=1)
-    held = asyncio.Event()
-
-    async def hold(tx: Tx, items: Sequence[str]) -> None:
-        if not held.is_set():
-            held.set()
-            await asyncio.sleep(1.5)  # the pool's patience is physical time
-
-    partner.during = hold
-    await worker.run_once()
-    await small.close()
-    assert len(partner.calls) == 5
-    assert effects(dsn) == each_once(5)
-    assert {(outcome, retries) for _, outcome, retries in outcomes(dsn)} == {("done", 0)}
-
-
 async def test_writes_of_a_zombie_are_refused_and_the_others_kept(db: Database, dsn: str) -> None:
     """E3.5: one of them was taken over while the outside was being called."""
     partner = Partner()
@@ -253,6 +239,80 @@ async def test_a_commit_without_an_answer_is_resolved_for_each_and_no_call_is_re
     assert effects(dsn) == each_once(COUNT)
     assert {outcome for _, outcome, _ in outcomes(dsn)} == {"done"}
     assert is_empty(dsn)
+
+
+async def test_few_at_a_time_ask_what_became_of_a_commit(dsn: str) -> None:
+    """A commit of many without an answer is no flood of connections on a server that has just had trouble."""
+    partner = Partner()
+    schedule_numbers(dsn, "work", COUNT)
+    async with breaking_wire(dsn) as wire:
+        behind = Database(wire.dsn)
+
+        def arm(items: Sequence[str]) -> None:
+            wire.cut_next = "reply" if wire.cuts == 0 and len(items) > ASKED_AT_ONCE else None
+
+        partner.before_write = arm
+        await work(behind, partner)
+        await behind.close()
+        assert wire.cuts == 1
+        assert 0 < wire.most["duly-resolve"] <= ASKED_AT_ONCE
+    assert effects(dsn) == each_once(COUNT)
+
+
+async def test_who_asks_what_became_of_a_commit_waits_for_a_lock_longer_than_its_session_may(dsn: str) -> None:
+    """E3.5: a lock time-out of the database is no answer, and no reason to run the job again."""
+    rows(dsn, f"ALTER DATABASE \"{conninfo_to_dict(dsn)['dbname']}\" SET lock_timeout = '200ms'")
+    partner = Partner(1)
+    schedule_numbers(dsn, "work", 1)
+    async with breaking_wire(dsn) as wire:
+        behind = Database(wire.dsn)
+        with psycopg.connect(dsn, options="-c lock_timeout=0") as holder:
+
+            async def take_row() -> None:
+                """Who waits for the row now, has it as soon as the broken transaction is gone."""
+                holding.append(
+                    asyncio.create_task(asyncio.to_thread(holder.execute, "SELECT id FROM duly.jobs FOR UPDATE"))
+                )
+                await until(lambda: value(dsn, WAITING) == 1, what="somebody waits for the row")
+
+            holding: list[asyncio.Task[Any]] = []
+            wire.before_cut = take_row
+            partner.before_write = lambda _: setattr(wire, "cut_next", "statement" if wire.cuts == 0 else None)
+            working = asyncio.create_task(work(behind, partner))
+            await until(lambda: wire.sent[sql.LOCK_HELD_JOB.numbered] >= 2, what="it asked again")
+            await holding[0]
+            assert not working.done()
+            holder.rollback()
+            assert await working == {"done": 1}
+        await behind.close()
+    assert partner.calls == ["1"]
+    assert effects(dsn) == each_once(1)
+
+
+async def test_a_worker_that_stops_leaves_no_commit_under_way(dsn: str) -> None:
+    """Who would write for a worker that is gone would hold its locks, and write for nobody."""
+    db = Database(dsn, settings=Settings(shutdown_grace_seconds=0))
+    partner, began, ended = Partner(1), asyncio.Event(), asyncio.Event()
+
+    async def hang(_tx: Tx, _items: Sequence[str]) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    partner.during = hang
+    schedule_numbers(dsn, "work", 1)
+    stop = asyncio.Event()
+    working = asyncio.create_task(Worker(db, partner.handlers).run(stop))
+    async with asyncio.timeout(20):
+        await began.wait()
+        stop.set()
+        await working
+    assert ended.is_set()
+    await db.close()
+    assert effects(dsn) == {}
+    assert [(entity, status) for entity, status, _ in queue(dsn)] == [("1", "Pending")]
 
 
 async def test_a_conflict_repeats_what_follows_and_no_call(db: Database, dsn: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
@@ -21,7 +21,8 @@ class Wire:
     """A proxy in front of a server. ``cut_next`` arms it; ``cuts`` counts how often it really broke.
 
     After a cut, as many new connections are refused as ``refuse_after_cut`` says: an outage, not a hiccup.
-    ``sent`` counts what was executed, by its text, whichever driver and protocol sent it.
+    ``sent`` counts what was executed, by its text, whichever driver and protocol sent it; ``most`` how many connections
+    of an application were open at once. ``before_cut`` is awaited while the server still knows of nothing.
     """
 
     dsn: str
@@ -30,6 +31,9 @@ class Wire:
     cuts: int = 0
     refuse_after_cut: int = 0
     sent: Counter[str] = field(default_factory=Counter)
+    most: Counter[str] = field(default_factory=Counter)
+    before_cut: Callable[[], Awaitable[None]] | None = None
+    open: Counter[str] = field(default_factory=Counter)
 
 
 @contextlib.asynccontextmanager
@@ -73,7 +77,25 @@ async def _forward_client(
     wire: Wire, client: asyncio.StreamReader, to_server: asyncio.StreamWriter, broken: asyncio.Event
 ) -> None:
     length = await client.readexactly(4)  # the start-up message has no type
-    to_server.write(length + await client.readexactly(struct.unpack("!I", length)[0] - 4))
+    start_up = await client.readexactly(struct.unpack("!I", length)[0] - 4)
+    to_server.write(length + start_up)
+    application = _application(start_up)
+    wire.open[application] += 1
+    wire.most[application] = max(wire.most[application], wire.open[application])
+    try:
+        await _forward_messages(wire, client, to_server, broken)
+    finally:
+        wire.open[application] -= 1
+
+
+def _application(start_up: bytes) -> str:
+    words = start_up[4:].split(b"\0")
+    return dict(zip(words[::2], words[1::2], strict=False)).get(b"application_name", b"").decode()
+
+
+async def _forward_messages(
+    wire: Wire, client: asyncio.StreamReader, to_server: asyncio.StreamWriter, broken: asyncio.Event
+) -> None:
     prepared: dict[bytes, bytes] = {}
     while True:
         header = await client.readexactly(5)
@@ -85,6 +107,8 @@ async def _forward_client(
             if wire.cut_next is not None and wire.statement in executed:
                 cut, wire.cut_next = wire.cut_next, None
                 wire.cuts += 1
+                if wire.before_cut is not None:
+                    await wire.before_cut()
                 if cut == "statement":
                     raise ConnectionResetError("the wire broke before the statement arrived")
                 broken.set()  # the statement goes through; its answer does not

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from duly import Database, Relay, emit
 from duly.messages import NewEvent
 from duly.testing import BusinessClock
 from tests.engine.outbox.broker import Broker, BrokerTransport
+from tests.forking import Forked
 from tests.support import finish, python, rows, value
 
 ROOT = Path(__file__).parents[3]
@@ -212,7 +212,7 @@ class Fleet:
         self._dsn = dsn
         self._broker = broker
         self._made = 0
-        self.alive: dict[str, subprocess.Popen[str]] = {}
+        self.alive: dict[str, Forked] = {}
 
     def add(self) -> str:
         name = f"relay-{self._made}"

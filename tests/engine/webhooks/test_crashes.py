@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 
 import pytest
 
 from tests.engine.cli.commands import wait_until
 from tests.engine.webhooks.hooks import KEY, Hooks
 from tests.engine.webhooks.subscriber import subscriber
+from tests.forking import Forked
 from tests.support import python, rows, value
 
 WORK = """
@@ -36,11 +36,11 @@ asyncio.run(main())
 LEFT = "SELECT count(*) FROM duly.webhook_deliveries WHERE status <> 'DELIVERED'"
 
 
-def work(dsn: str, failpoints: str = "") -> subprocess.Popen[str]:
+def work(dsn: str, failpoints: str = "") -> Forked:
     return python(dsn, WORK, failpoints=failpoints, env={"DULY_ENCRYPTION_KEYS": KEY, "DULY_POLL_SECONDS": "0.1"})
 
 
-async def in_thread(process: subprocess.Popen[str], seconds: float = 40) -> int:
+async def in_thread(process: Forked, seconds: float = 40) -> int:
     import asyncio
 
     return await asyncio.to_thread(process.wait, seconds)

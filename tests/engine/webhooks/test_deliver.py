@@ -15,11 +15,15 @@ from duly.errors import Conflict
 from duly.testing import BusinessClock, drain
 from duly.webhooks import deliveries, subscriptions
 from duly.webhooks.model import MOST_TRIES, RETRY_WAITS
+from tests.engine.jobs.witness import until
 from tests.engine.webhooks.hooks import SECRET, Hooks, make_settings
 from tests.engine.webhooks.subscriber import Request, answering, subscriber
 from tests.support import rows, value
 
 START = datetime(2026, 3, 1, 9, tzinfo=UTC)
+WAITING = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
 WAITS = [60, 300, 1800, 6 * 3600, 24 * 3600, 3 * 86400, 7 * 86400]
 
 
@@ -389,6 +393,23 @@ async def test_an_event_that_left_the_history_is_given_up(hooks: Hooks, clock: B
     assert ("webhook_failed", str(made.id)) in hooks.alerts()
 
 
+async def test_an_event_that_left_the_history_is_nobodys_alert_when_its_subscription_is_just_being_deleted(
+    hooks: Hooks,
+) -> None:
+    made = await hooks.subscribe("https://nobody.example/hook")
+    await hooks.emit()
+    handlers = {name: handler for name, handler in hooks.handlers.items() if name != "duly.deliver-webhook"}
+    await drain(hooks.db, handlers)
+    rows(hooks.dsn, "DELETE FROM duly.events")
+    async with hooks.db.transaction() as tx:
+        await subscriptions.delete_subscription(tx, hooks.settings, made.id, actor="test")
+        draining = asyncio.create_task(hooks.drain())
+        await until(lambda: value(hooks.dsn, WAITING) == 1, what="the delivery's end waits for the deletion")
+    await draining
+    assert rows(hooks.dsn, "SELECT last_error FROM duly.webhook_deliveries") == [("event_gone",)]
+    assert hooks.alerts() == []
+
+
 async def test_a_lost_job_is_found_by_the_sweep(hooks: Hooks) -> None:
     """An operator who cancels a delivery's job does not lose the delivery."""
     async with subscriber() as one:
@@ -404,8 +425,11 @@ async def test_a_lost_job_is_found_by_the_sweep(hooks: Hooks) -> None:
     assert len(one.requests) == 3
 
 
-async def test_a_delivery_whose_job_is_a_dead_letter_is_given_up_and_somebody_hears_of_it(hooks: Hooks) -> None:
-    """Its worker died over it time and again: another job would only die again."""
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_a_delivery_whose_job_is_a_dead_letter_is_given_up_and_somebody_hears_of_it(
+    hooks: Hooks, is_deleted: bool
+) -> None:
+    """Its worker died over it time and again: another job would only die again. Nobody can repair what is deleted."""
     async with subscriber() as one:
         made = await hooks.subscribe(one.url)
         await hooks.emit()
@@ -419,12 +443,15 @@ async def test_a_delivery_whose_job_is_a_dead_letter_is_given_up_and_somebody_he
             SELECT id, name, entity_id, payload, priority, duly.now(), duly.now(), '0', 20, 'Deferred', 'worker_died',
                    'died', 'WorkerDied', duly.now() FROM gone RETURNING id""",
         )
+        if is_deleted:
+            async with hooks.db.transaction() as tx:
+                await subscriptions.delete_subscription(tx, hooks.settings, made.id, actor="test")
         rows(hooks.dsn, "SELECT duly.schedule('duly.sweep-webhooks')")
         await hooks.drain()
     assert one.requests == []
-    delivery = await hooks.delivery()
-    assert (delivery.status, delivery.last_error) == ("PERMANENTLY_FAILED", "dead_letter")
-    assert ("webhook_failed", str(made.id)) in hooks.alerts()
+    ended = rows(hooks.dsn, "SELECT status, last_error FROM duly.webhook_deliveries")
+    assert ended == [("PERMANENTLY_FAILED", "dead_letter")]
+    assert (("webhook_failed", str(made.id)) in hooks.alerts()) != is_deleted
 
 
 async def test_what_is_old_is_forgotten_and_what_is_under_way_is_not(hooks: Hooks, clock: BusinessClock) -> None:
@@ -449,6 +476,23 @@ async def test_what_is_old_is_forgotten_and_what_is_under_way_is_not(hooks: Hook
         await hooks.drain()
     assert value(hooks.dsn, "SELECT count(*) FROM duly.webhook_subscriptions") == 0
     assert value(hooks.dsn, "SELECT count(*) FROM duly.webhook_attempts") == 0
+
+
+async def test_what_is_old_and_just_being_sent_again_is_not_forgotten(hooks: Hooks, clock: BusinessClock) -> None:
+    clock.freeze(START)
+    async with subscriber() as one:
+        await hooks.subscribe(one.url)
+        await hooks.emit()
+        await hooks.drain()
+        clock.advance(days=31)
+        id = (await hooks.delivery()).id
+        rows(hooks.dsn, "SELECT duly.schedule('duly.forget-webhooks')")
+        async with hooks.db.transaction() as tx:
+            await deliveries.redeliver(tx, hooks.settings, id, actor="test")
+            await hooks.drain()  # the clean-up: it sees the delivery as it was
+        await hooks.drain()
+        assert len(one.requests) == 2
+    assert (await hooks.delivery()).redeliveries == 1
 
 
 async def test_attempts_cannot_be_changed_or_deleted(hooks: Hooks) -> None:

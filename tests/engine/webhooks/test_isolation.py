@@ -165,8 +165,8 @@ async def test_a_fan_out_of_200_events_to_three_subscriptions_is_five_statements
     assert len(hooks.jobs()) == 15
 
 
-async def test_a_delivery_is_eight_statements_beside_its_claim(hooks: Hooks, dsn: str) -> None:
-    """One to read, then in one commit: lock, record, admit, schedule the next, settle."""
+async def test_a_delivery_is_a_known_number_of_statements_beside_its_claim(hooks: Hooks, dsn: str) -> None:
+    """One to read, then in one commit: the time-out for locks, lock, record, admit, schedule the next, settle."""
     async with subscriber() as one, breaking_wire(dsn) as wire:
         await hooks.subscribe(one.url, max_in_flight=1)
         await hooks.emit(21)

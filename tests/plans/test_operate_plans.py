@@ -1,6 +1,6 @@
 """With a million runs and events in history, what an operator asks reads only what it shows: E1.8, E3.8, E7.1.
 
-The tables that are polled hold 200,000 rows each here; tests/plans has a million of them.
+The tables that are polled hold 200,000 rows each here; the other files have a million of them.
 
 Rows read are counted from EXPLAIN ANALYZE: they do not depend on the machine.
 """
