@@ -67,10 +67,8 @@ ANSWERS: dict[str, tuple[str | None, Report | None]] = {
 """Of a request: what the bank has then, and what we hear; those that are late arrive some time."""
 CALLS = ("plain", "plain", "old", "again", "amount", "other amount", "other name", "two names", "own name", "strange")
 NEEDED = {
-    "UNKNOWN", "RETURNING", "gave_up", "last_try", "reversed", "resolved", "review_expired", "declined",
-    "contradiction", "resolve", "COMPLETE", "RETURN", "return", "release", "retry", "amount_differs",
-    "reference_differs", "names_differ", "unknown_reference", "unknown_status", "arrived late", "heard late",
-    "overdrawn payee",
+    "UNKNOWN", "RETURNING", "gave_up", "reversed", "resolved", "review_expired", "declined", "contradiction", "resolve",
+    "COMPLETE", "RETURN", "return", "amount_differs", "arrived late", "heard late", "overdrawn payee",
 }  # fmt: skip
 """States, reasons, causes and more, each of which a run must meet."""
 
@@ -351,14 +349,30 @@ class Payments(Driver):
         """Somebody takes out what is left, and closes the account; if possible one from which money is under way."""
         free = self.find_closable()
         paying = [one.payer for one in self.known if one.stands is Stands.MOVING and one.payer in free]
-        customer = data.draw(st.sampled_from(paying or free))
+        self.close_one(data.draw(st.sampled_from(paying or free)))
+
+    def close_one(self, customer: Customer) -> None:
         self.deposit(customer, -customer.balance)
         self.call(lambda tx: ledger.close_account(tx, customer.id))
         customer.is_open = False
 
+    def find_strandable(self) -> list[Known]:
+        free = self.find_closable()
+        return [one for one in self.known if one.stands is Stands.MOVING and one.payer in free]
+
+    @deed(1, lambda self: self.find_strandable())
+    def strand(self, data: st.DataObject) -> None:
+        """The payer closes the account, and the bank declines, or will say so when it is asked."""
+        one = data.draw(st.sampled_from(self.find_strandable()))
+        self.close_one(one.payer)
+        self.send_one(one, "decline")
+        if one.key in self.bank and self.bank[one.key].status == "PENDING":
+            self.bank[one.key].status = "DECLINED"
+
     @deed(2, lambda self: not all(customer.is_open for customer in self.customers))
     def reopen(self, data: st.DataObject) -> None:
-        customer = data.draw(st.sampled_from([customer for customer in self.customers if not customer.is_open]))
+        missed = [one.payer for one in self.known if one.stands is Stands.RETURNING and not one.payer.is_open]
+        customer = data.draw(st.sampled_from(missed or [one for one in self.customers if not one.is_open]))
         self.call(lambda tx: ledger.reopen_account(tx, customer.id))
         customer.is_open = True
         self.deposit(customer, Decimal(-30 if customer.may_go_negative else 200))
@@ -371,10 +385,11 @@ class Payments(Driver):
             one.give_back()
             assert done == (one.stands is not Stands.RETURNING)
 
-    @deed(2, lambda self: self.known)
+    @deed(4, lambda self: any(one.is_stuck for one in self.known))
     def resolve(self, data: st.DataObject) -> None:
         outcome = data.draw(st.sampled_from(Resolution))
-        one = data.draw(st.sampled_from([one for one in self.known if one.is_stuck] or self.known))
+        stuck = [one for one in self.known if one.is_stuck]
+        one = data.draw(st.sampled_from([*stuck, *stuck, self.known[0]]))
         is_return = outcome is Resolution.RETURN
         refusals: list[type[Exception]] = [] if one.can_be_resolved(is_return=is_return) else [NotResolvable]
         refusals = refusals if one.is_stuck else [NothingToResolve]
