@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -22,6 +23,7 @@ from tests.chaos.poison import ALL_FAULTS
 from tests.chaos.run import Outcome, Plan, Run
 from tests.chaos.safeguards import SAFEGUARDS, NotThere, _reword, switch_off
 from tests.chaos.scenarios import SCENARIOS, Bench
+from tests.forking import Forked
 
 ORDER_KINDS = ("batched", "noted", "followed", "timer", "fired")
 T0 = 1_800_000_000.0
@@ -200,6 +202,14 @@ def test_a_fault_that_was_never_reached_makes_a_run_unknown(reached: int, violat
 def test_there_are_twenty_safeguards_each_with_a_scenario() -> None:
     assert len(SAFEGUARDS) >= 20
     assert {safeguard.scenario for safeguard in SAFEGUARDS.values()} == SCENARIOS.keys()
+
+
+@pytest.mark.parametrize("name", [one.name for one in SAFEGUARDS.values() if one.in_process is not None])
+def test_each_safeguard_is_where_its_switch_looks_for_it(name: str) -> None:
+    """In a process of its own: what is switched off there stays off."""
+    process = Forked(switch_off, name, env=os.environ)
+    assert process.communicate(30) == ("", "")
+    assert process.wait() == 0
 
 
 def test_a_safeguard_that_is_not_there_any_more_refuses() -> None:

@@ -143,7 +143,7 @@ _reword(
 
 @_in_process("all_ours", "what a zombie wrote is rolled back", "zombie_done")
 def _() -> None:
-    _replace(run, "_check_all_ours", lambda *_: None)
+    _replace(settle, "check_all_ours", lambda *_: None)
 
 
 @_in_process("one_commit", "effect and settlement are one commit", "dies_before_settling")
