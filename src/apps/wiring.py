@@ -16,10 +16,13 @@ from apps.currencies import api as currencies_api
 from apps.currencies import console as currencies_console
 from apps.currencies import workers as currencies_workers
 from apps.finance.decisions import api as decisions_api
+from apps.finance.decisions import console as decisions_console
 from apps.finance.decisions import workers as decisions_workers
 from apps.finance.ledger import api as ledger_api
+from apps.finance.ledger import console as ledger_console
 from apps.finance.ledger import workers as ledger_workers
 from apps.finance.payments import api as payments_api
+from apps.finance.payments import console as payments_console
 from apps.finance.payments import workers as payments_workers
 from apps.finance.payments.gateways import HttpBank
 from apps.quality import api as quality_api
@@ -65,7 +68,10 @@ app.include_router(payments_api.create_router({BANK: bank.SECRET}, provider=BANK
 payments_workers.register(app, {BANK: HttpBank(BANK)})
 app.include_router(bank.create_router(), development_only=True)
 
-for pages in (transfers_console, quality_console, birthdays_console, commerce_console, currencies_console):
+for pages in (
+    transfers_console, quality_console, birthdays_console, commerce_console, currencies_console, payments_console,
+    ledger_console, decisions_console,
+):  # fmt: skip
     pages.register(app)
 
 samples.register(app)

@@ -26,6 +26,8 @@ LISTS = (
     "/quality?supplier=ACME-7", "/birthdays", "/birthdays?status=PROCESSING", "/birthdays?status=COMPLETED",
     "/birthdays?status=FAILED", "/orders", "/orders?status=AWAITING_PAYMENT", "/orders?status=PAID",
     "/orders?customer=ann", "/orders?customer=ann&status=AWAITING_PAYMENT", "/rates", "/rates?date=2026-01-01",
+    "/payments", "/payments?state=PENDING_REVIEW", "/accounts", "/rules?status=ACTIVE", "/rules/decisions",
+    "/rules/decisions?set=payment-screening&outcome=REVIEW",
 )  # fmt: skip
 
 
@@ -41,6 +43,8 @@ def singles(dsn: str) -> list[str]:
     found = [
         ("transfers", "transfers.transfers", "id"), ("quality", "quality.nonconformities", "id"),
         ("birthdays", "birthdays.people", "user_id"), ("orders", "commerce.orders", "id"),
+        ("payments", "payments.payments", "id"), ("accounts", "ledger.accounts", "id"), ("rules", "decisions.rules", "id"),
+        ("accounts/transactions", "ledger.transactions", "id"), ("rules/decisions", "decisions.log", "id"),
     ]  # fmt: skip
     return [
         f"/{name}/{value(dsn, f'SELECT {column} FROM {table} ORDER BY 1 LIMIT 1')}" for name, table, column in found
@@ -89,14 +93,21 @@ async def test_empty_sections_say_so(site: Site) -> None:
      "/transfers?after=2026-01-01T00:00_019c0000-0000-7000-8000-000000000003", "/quality?status=x",
      "/quality?severity=x", "/quality?after=x", "/quality?supplier=%00", "/birthdays?status=x", "/birthdays?user=x",
      "/birthdays?after=x_y", "/orders?status=x", "/orders?after=x", "/orders?status=AWAITING_PAYMENT&after=x",
-     "/orders?id=x", "/orders?customer=%00", "/rates?date=x", "/rates?after=x", "/rates?after=x_y"],
+     "/orders?id=x", "/orders?customer=%00", "/rates?date=x", "/rates?after=x", "/rates?after=x_y",
+     "/payments?state=x", "/payments?id=x", "/payments?after=x", "/accounts?id=x", "/accounts?after=x",
+     "/accounts/019c0000-0000-7000-8000-000000000003?after=x", "/rules?status=x", "/rules?after=x", "/rules?set=%00",
+     "/rules/decisions?outcome=x", "/rules/decisions?after=x"],
 )  # fmt: skip
 async def test_nonsense_in_an_address_is_a_page_that_says_so(site: Site, path: str) -> None:
     page = await (await site.signed_in("otto")).get(f"/console{path}")
     assert page.status_code == 400, page.text[-400:]
 
 
-@pytest.mark.parametrize("name", ["transfers", "quality", "birthdays", "orders"])
+@pytest.mark.parametrize(
+    "name",
+    ["transfers", "quality", "birthdays", "orders", "payments", "accounts", "rules", "accounts/transactions",
+     "rules/decisions"],
+)  # fmt: skip
 async def test_what_is_not_there_is_a_page_that_says_so(site: Site, name: str) -> None:
     browser = await site.signed_in("otto")
     for id in ("019c0000-0000-7000-8000-000000000003", "nonsense"):
@@ -171,6 +182,50 @@ async def test_rates_say_which_table_holds_and_how_the_last_sync_went(site: Site
     assert "4.1<" not in page
 
 
+async def test_an_accounts_page_tells_how_it_stands_and_names_nobody_to_whoever_only_reads(
+    site: Site, db: Database, dsn: str
+) -> None:
+    """F2: balance, what is on hold, and the statement with the balance after each entry."""
+    await db.run(samples.load)
+    id, name = rows(dsn, "SELECT a.id, a.name FROM ledger.accounts a JOIN ledger.holds h ON h.account_id = a.id "
+                         "WHERE h.status = 'ACTIVE' AND h.reference = 'sample hotel'")[0]  # fmt: skip
+    balance, held, version = rows(dsn, "SELECT abs(balance), held, version FROM ledger.balances WHERE account_id = "
+                                       "%(id)s", {"id": id})[0]  # fmt: skip
+    ada, otto = await site.signed_in("ada"), await site.signed_in("otto")
+    page = (await ada.get(f"/console/accounts/{id}")).text
+    for word in (f"{balance / 100:.2f} PLN", f"{held / 100:.2f}", f"<dd>{version}</dd>", "sample hotel", name):
+        assert word in page, word
+    for path in ("/console/accounts", f"/console/accounts/{id}"):
+        assert name in (await ada.get(path)).text
+        assert name not in (await otto.get(path)).text
+    reversed_id = value(dsn, "SELECT id FROM ledger.transactions WHERE status = 'REVERSED' LIMIT 1")
+    page = (await otto.get(f"/console/accounts/transactions/{reversed_id}")).text
+    assert "Reversed by" in page
+    assert page.count('class="row"') == value(
+        dsn, "SELECT count(*) FROM ledger.entries WHERE transaction_id = %(id)s", {"id": reversed_id}
+    )
+
+
+async def test_a_payments_page_tells_its_history_its_jobs_and_its_decision(site: Site, db: Database, dsn: str) -> None:
+    """F5, F7: what happened, why, and what goes on with it."""
+    await db.run(samples.load)
+    otto = await site.signed_in("otto")
+    id, decision = rows(dsn, "SELECT id, decision_id FROM payments.payments WHERE state = 'PENDING_REVIEW'")[0]
+    page = (await otto.get(f"/console/payments/{id}")).text
+    for word in ("PENDING REVIEW", "payments.expire-review", "payment.pending_review", f"/rules/decisions/{decision}"):
+        assert word in page, word
+    page = (await otto.get(f"/console/rules/decisions/{decision}")).text
+    assert "REVIEW" in page
+    assert "Facts are shown to administrators." in page
+    assert "&#34;initiatedBy&#34;" not in page
+    assert "&#34;initiatedBy&#34;" in (await (await site.signed_in("ada")).get(f"/console/rules/decisions/{decision}")).text
+    assert (await otto.get("/console/payments", params={"id": id})).headers["location"] == f"/console/payments/{id}"
+    rows(dsn, "INSERT INTO payments.unmatched_callbacks (id, provider, event_id, payment_ref, status, problem, "
+              "received_at) VALUES (duly.uuid7(), 'bank', 'e1', 'nobody knows it', 'SETTLED', 'unknown_reference', "
+              "duly.now())")  # fmt: skip
+    assert "nobody knows it" in (await otto.get("/console/payments")).text
+
+
 FILL = {
     "orders": "INSERT INTO commerce.orders (id, customer_id, currency, total, status, created_at, updated_at) "
     "SELECT duly.uuid7(), %(text)s, 'PLN', 10, 'PAID', duly.now(), duly.now() FROM generate_series(1, 120)",
@@ -193,6 +248,12 @@ FILL = {
     "'2020-03-01 09:00', 'UTC', '2020-03-01 09:00Z', s.status, CASE s.status WHEN 'PENDING' THEN NULL ELSE "
     "duly.now() END, CASE s.status WHEN 'FAILED' THEN %(text)s END, duly.now(), duly.now() "
     "FROM generate_series(1, 120), unnest(ARRAY['PENDING', 'PROCESSING', 'FAILED']) AS s(status)",
+    "accounts": "SELECT ledger.open_account(duly.uuid7(), left(%(text)s, 100), 'ASSET', 'PLN', 2, true) "
+    "FROM generate_series(1, 120)",
+    "finance": "INSERT INTO payments.payments (id, from_account_id, to_account_id, amount, currency, state, reason, "
+    "initiated_by, provider, bank_key, since, created_at, updated_at) SELECT duly.uuid7(), duly.uuid7(), duly.uuid7(), "
+    "100, 'PLN', 'REJECTED', left(%(text)s, 100), %(text)s, 'bank', duly.uuid7(), duly.now(), duly.now(), duly.now() "
+    "FROM generate_series(1, 120)",
     "rates": "INSERT INTO currencies.rate_tables SELECT n || '/A/NBP/2020', date '2020-01-01' + n / 2, duly.now(), "
     "CASE mod(n, 2) WHEN 0 THEN duly.now() END FROM generate_series(1, 120) AS n",
 }
@@ -215,6 +276,8 @@ def fill(dsn: str, words: str = "somebody") -> None:
      ("/birthdays?status=PENDING", r'class="row" href="/console/birthdays/([0-9a-f-]+)"'),
      ("/birthdays?status=PROCESSING", r'class="row" href="/console/birthdays/([0-9a-f-]+)"'),
      ("/birthdays?status=FAILED", r'class="row" href="/console/birthdays/([0-9a-f-]+)"'),
+     ("/payments?state=REJECTED", r'class="row" href="/console/payments/([0-9a-f-]+)"'),
+     ("/accounts", r'class="row" href="/console/accounts/([0-9a-f-]+)"'),
      ("/rates", r"<td>(\d+/A/NBP/2020)</td>")],
 )  # fmt: skip
 async def test_each_list_pages_by_key_and_keeps_its_filters(site: Site, dsn: str, path: str, pattern: str) -> None:
@@ -242,6 +305,8 @@ def singles_of_hostile(dsn: str) -> list[str]:
         ("orders", value(dsn, "SELECT id FROM commerce.orders WHERE status = 'PAID' LIMIT 1")),
         ("transfers", value(dsn, "SELECT id FROM transfers.transfers LIMIT 1")),
         ("quality", value(dsn, "SELECT id FROM quality.nonconformities LIMIT 1")),
+        ("payments", value(dsn, "SELECT id FROM payments.payments LIMIT 1")),
+        ("accounts", value(dsn, "SELECT id FROM ledger.accounts LIMIT 1")),
     ]
     return [f"/{name}/{id}" for name, id in found]
 

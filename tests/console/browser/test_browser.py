@@ -33,6 +33,8 @@ PAGES = (
     f"/console/actions/webhooks.redeliver-range?id={BROKEN}&since=2020-01-01T00:00&until=2100-01-01T00:00",
     "/console/transfers", "/console/transfers?status=Pending", "/console/quality", "/console/birthdays",
     "/console/birthdays?status=FAILED", "/console/orders", "/console/orders?status=AWAITING_PAYMENT", "/console/rates",
+    "/console/payments", "/console/payments?state=PENDING_REVIEW", "/console/accounts", "/console/rules",
+    "/console/rules/decisions",
 )  # fmt: skip
 
 
@@ -55,6 +57,7 @@ def test_pictures_for_the_documentation(open_tab: Open, served: World) -> None:
         ("webhooks", "/console/webhooks", {}), ("subscription", f"/console/webhooks/{BROKEN}", {"height": 1300}),
         ("delivery", f"/console/webhooks/deliveries/{FAILED_DELIVERY}", {"height": 1300}),
         ("orders", "/console/orders", {}), ("transfers", "/console/transfers", {}),
+        ("payments", "/console/payments", {}), ("rules", "/console/rules", {}),
         ("confirm", "/console/actions/dead.retry-all?name=payments.capture&error_kind=ConnectTimeout", {}),
     ]  # fmt: skip
     for name, path, options in shots:
@@ -217,7 +220,7 @@ def test_each_of_the_applications_has_a_page_of_one(open_tab: Open) -> None:
     """From the list by its first row, in the dark and narrow: accessible, quiet, and no wider than the window."""
     for scheme, width in (("light", 1280), ("dark", 360)):
         tab = open_tab("otto", width=width, color_scheme=scheme)
-        for name in ("transfers", "quality", "birthdays", "orders"):
+        for name in ("transfers", "quality", "birthdays", "orders", "payments", "accounts", "rules", "rules/decisions"):
             tab.go(f"/console/{name}")
             tab.page.locator("main a.row").first.click()
             tab.page.wait_for_url(f"**/console/{name}/*")

@@ -113,6 +113,15 @@ async def list_accounts(tx: Tx, *, before: UUID | None = None, limit: int = 50) 
     return page, page[-1].id if len(found) > limit else None
 
 
+async def list_standings(
+    tx: Tx, *, before: UUID | None = None, limit: int = 50
+) -> tuple[list[tuple[Account, Balance]], UUID | None]:
+    """A page, the newest first, each with how it stands; and where the next one begins."""
+    found = await store.list_standings(tx, before=before, limit=limit + 1)
+    page = found[:limit]
+    return page, page[-1][0].id if len(found) > limit else None
+
+
 async def close_account(tx: Tx, account_id: UUID) -> Account:
     """It takes no more entries; only an empty one can be closed."""
     outcome = await store.change_status(tx, account_id, AccountStatus.CLOSED)
@@ -288,6 +297,11 @@ async def expire_hold(tx: Tx, hold_id: UUID) -> Expiry:
 async def read_hold(tx: Tx, hold_id: UUID) -> Hold:
     """One by its id."""
     return (await _read_hold(tx, hold_id))[0]
+
+
+async def list_active_holds(tx: Tx, account_id: UUID, *, limit: int = 50) -> list[Hold]:
+    """What is set aside on an account, the soonest to expire first."""
+    return await store.list_active_holds(tx, account_id, limit=limit)
 
 
 async def forget_holds(tx: Tx, *, days: int = HOLDS_KEPT_DAYS, limit: int = FORGET_LIMIT) -> int:

@@ -94,6 +94,12 @@ END_HOLD = text("SELECT outcome, remaining FROM ledger.end_hold(:id, :ending)")
 FIND_HOLD = text("""
 SELECT h.*, a.currency, a.side FROM ledger.holds h JOIN ledger.accounts a ON a.id = h.account_id WHERE h.id = :id
 """)
+LIST_ACTIVE_HOLDS = text("""
+SELECT h.*, a.currency, a.side
+FROM (SELECT f.* FROM ledger.holds f WHERE f.account_id = :id AND f.status = 'ACTIVE' LIMIT 1000) AS h
+JOIN ledger.accounts a ON a.id = h.account_id
+ORDER BY h.expires_at, h.id LIMIT CAST(:limit AS integer)
+""")
 FORGET_HOLDS = text("SELECT ledger.forget_holds(CAST(:days AS integer), CAST(:limit AS integer))")
 
 
@@ -141,6 +147,14 @@ async def list_accounts(tx: Tx, *, before: UUID | None, limit: int) -> list[Acco
     return [_account(row) for row in (await tx.execute(query)).mappings()]
 
 
+async def list_standings(tx: Tx, *, before: UUID | None, limit: int) -> list[tuple[Account, Balance]]:
+    """The newest first, each with how it stands."""
+    query = _STANDINGS.order_by(accounts.c.id.desc()).limit(limit)
+    if before is not None:
+        query = query.where(accounts.c.id < before)
+    return [(_account(row), _balance(row["id"], row)) for row in (await tx.execute(query)).mappings()]
+
+
 async def change_status(tx: Tx, account_id: UUID, becomes: AccountStatus) -> str:
     """Close or open it again, if it may be; what the database said."""
     return str((await tx.execute(CHANGE_STATUS, {"id": account_id, "becomes": becomes.value})).scalar_one())
@@ -150,11 +164,7 @@ async def find_balance(tx: Tx, account_id: UUID, *, at: datetime | None) -> Bala
     """Of now, or of some moment."""
     values = {"id": account_id} if at is None else {"id": account_id, "moment": at}
     row = (await tx.execute(FIND_BALANCE if at is None else FIND_BALANCE_AT, values)).mappings().one_or_none()
-    if row is None:
-        return None
-    currency = row["currency"]
-    held = None if row["held"] is None else to_decimal(row["held"], currency)
-    return Balance(account_id, currency, to_decimal(row["balance"], currency), held, row["version"], row["as_of"])
+    return None if row is None else _balance(account_id, row)
 
 
 async def list_entries(tx: Tx, account_id: UUID, *, before: int | None, limit: int) -> list[tuple[Entry, str]]:
@@ -267,15 +277,13 @@ async def end_hold(tx: Tx, hold_id: UUID, ending: HoldStatus) -> tuple[str, time
 async def find_hold(tx: Tx, hold_id: UUID) -> tuple[Hold, int] | None:
     """One by its id, and the side of its account."""
     row = (await tx.execute(FIND_HOLD, {"id": hold_id})).mappings().one_or_none()
-    if row is None:
-        return None
-    currency = row["currency"]
-    found = Hold(
-        row["id"], row["account_id"], row["reference"], currency, to_decimal(row["amount"], currency),
-        to_decimal(row["captured"], currency), HoldStatus(row["status"]), row["created_at"], row["expires_at"],
-        row["ended_at"],
-    )  # fmt: skip
-    return found, row["side"]
+    return None if row is None else (_hold(row), row["side"])
+
+
+async def list_active_holds(tx: Tx, account_id: UUID, *, limit: int) -> list[Hold]:
+    """Of an account, the soonest to expire first, among the first thousand."""
+    rows = await tx.execute(LIST_ACTIVE_HOLDS, {"id": account_id, "limit": limit})
+    return [_hold(row) for row in rows.mappings()]
 
 
 async def forget_holds(tx: Tx, *, days: int, limit: int) -> int:
@@ -287,6 +295,32 @@ async def forget_holds(tx: Tx, *, days: int, limit: int) -> int:
 _ACCOUNTS = select(accounts, balances.c.status, balances.c.version, balances.c.closed_at).join(
     balances, balances.c.account_id == accounts.c.id
 )
+
+
+_STANDINGS = select(
+    accounts,
+    balances.c.status,
+    balances.c.version,
+    balances.c.closed_at,
+    (balances.c.side * balances.c.balance).label("balance"),
+    balances.c.held,
+    text("duly.now() AS as_of"),
+).join(balances, balances.c.account_id == accounts.c.id)
+
+
+def _balance(account_id: UUID, row: Mapping[Any, Any]) -> Balance:
+    currency = row["currency"]
+    held = None if row["held"] is None else to_decimal(row["held"], currency)
+    return Balance(account_id, currency, to_decimal(row["balance"], currency), held, row["version"], row["as_of"])
+
+
+def _hold(row: Mapping[Any, Any]) -> Hold:
+    currency = row["currency"]
+    return Hold(
+        row["id"], row["account_id"], row["reference"], currency, to_decimal(row["amount"], currency),
+        to_decimal(row["captured"], currency), HoldStatus(row["status"]), row["created_at"], row["expires_at"],
+        row["ended_at"],
+    )  # fmt: skip
 
 
 def _origin(tx: Tx) -> dict[str, Any]:

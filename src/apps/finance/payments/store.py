@@ -117,6 +117,11 @@ WITH moved AS (
 )
 SELECT id, attempts FROM moved ORDER BY id
 """)
+COUNT_BY_STATE = text("""
+SELECT s.state, (SELECT count(*) FROM (
+    SELECT 1 FROM payments.payments p WHERE p.state = s.state LIMIT CAST(:cap AS integer)) AS some)
+FROM unnest(CAST(:states AS text[])) AS s(state)
+""")
 READ_OPEN = text("""
 SELECT p.id, p.state, p.updated_at < duly.now() - CAST(:idle AS interval) AS is_idle FROM payments.payments p
 WHERE p.state IN ('PENDING_REVIEW', 'PROCESSING', 'UNKNOWN', 'RETURNING') AND p.contradicted_at IS NULL
@@ -324,6 +329,12 @@ async def list_payments(tx: Tx, *, state: State | None, before: UUID | None, lim
 async def lock_alerts(tx: Tx, subjects: Sequence[str]) -> list[int]:
     """Those of these subjects that are open: nobody else closes them until the commit."""
     return [row[0] for row in await tx.execute(LOCK_ALERTS, {"subjects": list(subjects)})]
+
+
+async def count_by_state(tx: Tx, states: Sequence[State], *, cap: int) -> dict[State, int]:
+    """How many are in each, counted up to a cap."""
+    rows = await tx.execute(COUNT_BY_STATE, {"states": [state.value for state in states], "cap": cap})
+    return {State(state): number for state, number in rows}
 
 
 # -- callbacks -------------------------------------------------------------------------------------------------------
