@@ -43,7 +43,8 @@ def singles(dsn: str) -> list[str]:
     found = [
         ("transfers", "transfers.transfers", "id"), ("quality", "quality.nonconformities", "id"),
         ("birthdays", "birthdays.people", "user_id"), ("orders", "commerce.orders", "id"),
-        ("payments", "payments.payments", "id"), ("accounts", "ledger.accounts", "id"), ("rules", "decisions.rules", "id"),
+        ("payments", "payments.payments", "id"), ("accounts", "ledger.accounts", "id"),
+        ("rules", "decisions.rules", "id"),
         ("accounts/transactions", "ledger.transactions", "id"), ("rules/decisions", "decisions.log", "id"),
     ]  # fmt: skip
     return [
@@ -209,7 +210,7 @@ async def test_an_accounts_page_tells_how_it_stands_and_names_nobody_to_whoever_
 async def test_a_payments_page_tells_its_history_its_jobs_and_its_decision(site: Site, db: Database, dsn: str) -> None:
     """F5, F7: what happened, why, and what goes on with it."""
     await db.run(samples.load)
-    otto = await site.signed_in("otto")
+    ada, otto = await site.signed_in("ada"), await site.signed_in("otto")
     id, decision = rows(dsn, "SELECT id, decision_id FROM payments.payments WHERE state = 'PENDING_REVIEW'")[0]
     page = (await otto.get(f"/console/payments/{id}")).text
     for word in ("PENDING REVIEW", "payments.expire-review", "payment.pending_review", f"/rules/decisions/{decision}"):
@@ -218,7 +219,7 @@ async def test_a_payments_page_tells_its_history_its_jobs_and_its_decision(site:
     assert "REVIEW" in page
     assert "Facts are shown to administrators." in page
     assert "&#34;initiatedBy&#34;" not in page
-    assert "&#34;initiatedBy&#34;" in (await (await site.signed_in("ada")).get(f"/console/rules/decisions/{decision}")).text
+    assert "&#34;initiatedBy&#34;" in (await ada.get(f"/console/rules/decisions/{decision}")).text
     assert (await otto.get("/console/payments", params={"id": id})).headers["location"] == f"/console/payments/{id}"
     rows(dsn, "INSERT INTO payments.unmatched_callbacks (id, provider, event_id, payment_ref, status, problem, "
               "received_at) VALUES (duly.uuid7(), 'bank', 'e1', 'nobody knows it', 'SETTLED', 'unknown_reference', "

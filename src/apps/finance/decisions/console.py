@@ -38,7 +38,7 @@ async def rules(request: Request) -> Response:
             look.tx, rule_set_id=rule_set, status=Status(status) if status else None, before=before, limit=PAGE
         )
     return show(
-        request, "rules_list.html", now=look.now, found=found, sets=sets, chosen=rule_set, status=status,
+        request, "rules_list.html", now=look.now, found=found, sets=sets, chosen=rule_set, wanted=status,
         statuses=STATUSES, after=following, is_first=before is None,
     )  # fmt: skip
 
