@@ -119,7 +119,7 @@ SELECT id, attempts FROM moved ORDER BY id
 """)
 COUNT_BY_STATE = text("""
 SELECT s.state, (SELECT count(*) FROM (
-    SELECT 1 FROM payments.payments p WHERE p.state = s.state LIMIT CAST(:cap AS integer)) AS some)
+    SELECT 1 FROM payments.payments p WHERE p.state = s.state LIMIT CAST(:cap AS integer)) AS counted)
 FROM unnest(CAST(:states AS text[])) AS s(state)
 """)
 READ_OPEN = text("""
