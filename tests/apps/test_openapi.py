@@ -113,6 +113,7 @@ def _existing(url: str, headers: dict[str, str]) -> dict[str, str]:
         "transaction_id": make("/v1/transactions", {"reference": "sample", "entries": lines}),
         "hold_id": make(f"/v1/accounts/{debit}/holds", {"amount": "1.00", "reference": "sample"}),
         "payment_id": _pay(url, headers, credit, debit),
+        "callback_id": "019c0000-0000-7000-8000-000000000001",  # nobody kept one
         "provider_id": "bank",
         "rule_id": make("/v1/decision/rules", NEW_RULE),
         "rule_set_id": "aml-screening",
