@@ -26,7 +26,7 @@ LISTS = (
     "/quality?supplier=ACME-7", "/birthdays", "/birthdays?status=PROCESSING", "/birthdays?status=COMPLETED",
     "/birthdays?status=FAILED", "/orders", "/orders?status=AWAITING_PAYMENT", "/orders?status=PAID",
     "/orders?customer=ann", "/orders?customer=ann&status=AWAITING_PAYMENT", "/rates", "/rates?date=2026-01-01",
-    "/payments", "/payments?state=PENDING_REVIEW", "/accounts", "/rules?status=ACTIVE", "/rules/decisions",
+    "/payments", "/payments?state=PENDING_REVIEW", "/accounts", "/rules", "/rules/decisions",
     "/rules/decisions?set=payment-screening&outcome=REVIEW",
 )  # fmt: skip
 
