@@ -297,15 +297,9 @@ _ACCOUNTS = select(accounts, balances.c.status, balances.c.version, balances.c.c
 )
 
 
-_STANDINGS = select(
-    accounts,
-    balances.c.status,
-    balances.c.version,
-    balances.c.closed_at,
-    (balances.c.side * balances.c.balance).label("balance"),
-    balances.c.held,
-    text("duly.now() AS as_of"),
-).join(balances, balances.c.account_id == accounts.c.id)
+_STANDINGS = _ACCOUNTS.add_columns(
+    (balances.c.side * balances.c.balance).label("balance"), balances.c.held, text("duly.now() AS as_of")
+)
 
 
 def _balance(account_id: UUID, row: Mapping[Any, Any]) -> Balance:
