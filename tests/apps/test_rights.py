@@ -22,7 +22,8 @@ ANYBODY = frozenset(
         "/redoc",
         "/dev-issuer/.well-known/openid-configuration", "/dev-issuer/jwks", "/dev-issuer/token",
         "/dev-issuer/authorize", "/dev-issuer/sign-in.css",
-        "/v1/webhooks/payments/{provider_id}",  # the signature is the credential
+        "/v1/webhooks/payments/{provider_id}", "/v1/webhooks/kyc/{provider_id}",  # the signature is the credential
+        "/v1/kyc/start/{session_id}/{token}",  # the token is
     }
 )  # fmt: skip
 ELSEWHERE = ("/console", "/sandbox")  # for people with sessions (tests/console); not served in production
@@ -54,6 +55,7 @@ NEW_ENTRIES = [{"accountId": str(uuid4()), "amount": "1.00", "direction": one} f
 NEW_TRANSACTION = {"reference": "r", "entries": NEW_ENTRIES}
 NEW_PAYMENT = {"from": str(uuid4()), "to": str(uuid4()), "amount": "1.00", "currency": "PLN"}
 INITIATOR = ("PAYMENTS_INITIATOR",)
+KYC = ("KYC_AGENT",)
 RULES = ("DECISION_ADMIN",)
 NEW_RULE = {
     "ruleSetId": "payment-screening", "name": "Large", "action": {"decision": "REVIEW"},
@@ -96,6 +98,11 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ("POST", "/v1/payments/{payment_id}/resolve"): Right(
         "payments:admin", ("PAYMENTS_ADMIN",), body={"outcome": "RETURN", "reason": "asked the bank"}
     ),
+    ("POST", "/v1/kyc/sessions"): Right("compliance:kyc", KYC, ("COMPLIANCE_OFFICER",), {"userId": "user-1"}),
+    ("GET", "/v1/kyc/sessions"): Right("compliance:kyc", KYC),
+    ("GET", "/v1/kyc/sessions/{session_id}"): Right("compliance:kyc", KYC),
+    ("GET", "/v1/kyc/callbacks/unmatched"): Right("compliance:kyc", KYC),
+    ("POST", "/v1/kyc/callbacks/{callback_id}/dismiss"): Right("compliance:kyc", KYC, body={"handled": "NO_ACTION"}),
     ("POST", "/ncs"): Right("quality", QUALITY, body=NEW_NC),
     ("GET", "/ncs"): Right("quality", QUALITY),
     ("GET", "/ncs/{nc_id}"): Right("quality", QUALITY),

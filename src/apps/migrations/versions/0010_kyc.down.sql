@@ -1,0 +1,2 @@
+DELETE FROM duly.schedules WHERE name IN ('kyc.sweep', 'kyc.forget');
+DROP SCHEMA kyc CASCADE;

@@ -1,0 +1,20 @@
+"""Identity checks: sessions, their history, and callbacks that fit none of them."""
+
+from __future__ import annotations
+
+from duly.migrations import run_sql
+
+revision = "0010_kyc"
+down_revision = "0008_payments"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Create the schema."""
+    run_sql(__file__, "up")
+
+
+def downgrade() -> None:
+    """Drop it."""
+    run_sql(__file__, "down")
