@@ -18,6 +18,7 @@ from apps.currencies import workers as currencies_workers
 from apps.finance.decisions import api as decisions_api
 from apps.finance.decisions import console as decisions_console
 from apps.finance.decisions import workers as decisions_workers
+from apps.finance.dossier import api as dossier_api
 from apps.finance.kyc import api as kyc_api
 from apps.finance.kyc import workers as kyc_workers
 from apps.finance.kyc.gateways import HttpProvider
@@ -73,6 +74,7 @@ payments_workers.register(app, {BANK: HttpBank(BANK)})
 app.include_router(bank.create_router(), development_only=True)
 
 notices_workers.register(app)
+app.include_router(dossier_api.router)
 
 # Providers of identity checks, too.
 app.include_router(kyc_api.create_router({KYC: identity.SECRET}, provider=KYC))

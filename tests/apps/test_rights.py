@@ -98,6 +98,9 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ("POST", "/v1/payments/{payment_id}/resolve"): Right(
         "payments:admin", ("PAYMENTS_ADMIN",), body={"outcome": "RETURN", "reason": "asked the bank"}
     ),
+    ("GET", "/v1/payments/{payment_id}/dossier"): Right(
+        "compliance:resolve", ("COMPLIANCE_OFFICER",), ("PAYMENTS_INITIATOR", "PAYMENTS_ADMIN", "KYC_AGENT")
+    ),
     ("POST", "/v1/kyc/sessions"): Right("compliance:kyc", KYC, ("COMPLIANCE_OFFICER",), {"userId": "user-1"}),
     ("GET", "/v1/kyc/sessions"): Right("compliance:kyc", KYC),
     ("GET", "/v1/kyc/sessions/{session_id}"): Right("compliance:kyc", KYC),

@@ -1,4 +1,4 @@
-"""Identity checks: sessions, their history, and callbacks that fit none of them."""
+"""Identity checks: sessions, their history, callbacks that fit none of them; and two indexes for dossiers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Create the schema."""
+    """Create the schema and the indexes."""
     run_sql(__file__, "up")
 
 
 def downgrade() -> None:
-    """Drop it."""
+    """Drop them."""
     run_sql(__file__, "down")

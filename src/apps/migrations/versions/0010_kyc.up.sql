@@ -109,3 +109,7 @@ CREATE TRIGGER history_keep BEFORE UPDATE ON kyc.history FOR EACH ROW EXECUTE FU
 INSERT INTO duly.schedules (name, cron, misfire) VALUES
     ('kyc.sweep', '*/10 * * * *', 'run_once'),
     ('kyc.forget', '53 3 * * *', 'run_once');
+
+-- For dossiers: the seal over a transaction, and all callbacks of a payment, also those that were dealt with.
+CREATE INDEX seals_end ON ledger.seals (next_xid);
+CREATE INDEX unmatched_of_payment ON payments.unmatched_callbacks (payment_id, id) WHERE payment_id IS NOT NULL;

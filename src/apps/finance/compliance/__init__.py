@@ -1,0 +1,1 @@
+"""Compliance: cases, and the officers who work on them."""
