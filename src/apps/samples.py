@@ -18,6 +18,9 @@ from apps.commerce.model import LAST_NET, PAYMENT_WINDOW, Line, Order
 from apps.currencies.service import SYNC
 from apps.finance.decisions import service as decisions
 from apps.finance.decisions.model import Observation
+from apps.finance.kyc import service as kyc
+from apps.finance.kyc.model import Callback as KycCallback
+from apps.finance.kyc.model import Status as KycStatus
 from apps.finance.ledger import service as ledger
 from apps.finance.ledger.model import AccountType, Direction, NewEntry, Posting, Transaction
 from apps.finance.payments import service as payments
@@ -154,6 +157,7 @@ async def load(tx: Tx) -> None:
     await _load_ledger(tx)
     await _load_decisions(tx)
     await _load_payments(tx)
+    await _load_checks(tx)
     for name, cron in (("samples.live", "* * * * *"), ("samples.fail", "*/30 * * * *")):
         await seed_schedule(
             tx, name=name, cron=cron, timezone="UTC", max_retries=1, misfire="skip", payload={}, actor="samples"
@@ -294,3 +298,15 @@ async def _load_payments(tx: Tx) -> None:
         await payments.initiate(
             tx, from_id=carla, to_id=dan, amount=Decimal(paid), currency="PLN", by="sample-teller", provider="bank"
         )
+
+
+async def _load_checks(tx: Tx) -> None:
+    """People who are to be checked: two who have not come yet, and one of each outcome."""
+    outcomes = (None, None, KycStatus.APPROVED, KycStatus.REJECTED)
+    for number, status in enumerate(outcomes, 1):
+        made = await kyc.create_session(
+            tx, user_id=f"user-{number}", provider="sandbox", by="sample-agent", known=("sandbox",)
+        )
+        if status is not None:
+            said = KycCallback("sandbox", f"{number:064x}", made.id, None, status, f"ev_{made.id.hex}")
+            await kyc.receive(tx, said)

@@ -15,6 +15,7 @@ from duly.db import Database
 from duly.testing import BusinessClock, drain
 from tests.apps.commerce.acting import check_consistent, count, runs_of
 from tests.apps.conftest import Api
+from tests.apps.finance.kyc.acting import check_consistent as check_checks
 from tests.apps.finance.payments.acting import check_consistent as check_payments
 from tests.support import rows, value
 
@@ -82,3 +83,11 @@ async def test_payments_go_through_the_sandboxs_bank_and_back(
         while dict(rows(dsn, by_state)) != {**wanted, "COMPLETED": 4, "FAILED": 1}:
             await asyncio.sleep(0.1)
     check_payments(dsn)
+
+
+async def test_people_are_checked_in_every_state(db: Database, dsn: str) -> None:
+    """F8: two who can be sent to the sandbox's page, and one of each outcome."""
+    await db.run(samples.load)
+    by_status = "SELECT status, count(*)::int FROM kyc.sessions GROUP BY 1"
+    assert dict(rows(dsn, by_status)) == {"PENDING": 2, "APPROVED": 1, "REJECTED": 1}
+    check_checks(dsn)
