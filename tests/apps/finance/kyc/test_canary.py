@@ -157,7 +157,8 @@ def spellings(text: str) -> set[str]:
     """How it may look where it should not be."""
     raw = text.encode()
     written = {text, raw.hex(), base64.b64encode(raw).decode().rstrip("="), quote(text), json.dumps(text)[1:-1]}
-    written |= {text.encode("ascii", "replace").decode(), text[: len(text) * 2 // 3], text.replace("-", "")}
+    written |= {text.encode("ascii", "replace").decode(), text.replace("-", "")}
+    written |= {text[: len(text) * 2 // 3]} if len(text) > 15 else set()  # a part of a short one may be part of an id
     return {one.casefold() for one in written}
 
 
