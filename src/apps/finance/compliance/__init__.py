@@ -1,1 +1,0 @@
-"""Compliance: cases, and the officers who work on them."""
