@@ -8,9 +8,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from apps.finance.compliance.service import open_for_payment
 from apps.finance.ledger import service as ledger
 from apps.finance.ledger.model import AccountType, Direction, NewEntry, Posting
-from apps.finance.compliance.service import open_for_payment
 from apps.finance.payments import service
 from apps.finance.payments.model import NotUnderReview
 from apps.shared.money import BadAmount

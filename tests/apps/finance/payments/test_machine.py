@@ -24,10 +24,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
+from apps.finance.compliance.service import close_expired, open_for_payment
 from apps.finance.ledger import audit
 from apps.finance.ledger import service as ledger
 from apps.finance.ledger.model import AccountClosed, AlreadyReversed, InsufficientFunds
-from apps.finance.compliance.service import close_expired, open_for_payment
 from apps.finance.payments import service
 from apps.finance.payments.effects import ASK, EXPIRE_REVIEW, RETURN, SEND
 from apps.finance.payments.model import (
