@@ -115,6 +115,7 @@ def _existing(url: str, headers: dict[str, str]) -> dict[str, str]:
         "payment_id": _pay(url, headers, credit, debit),
         "callback_id": "019c0000-0000-7000-8000-000000000001",  # nobody kept one
         "provider_id": "bank",
+        "case_id": "019c0000-0000-7000-8000-000000000002",  # nothing is held
         "rule_id": make("/v1/decision/rules", NEW_RULE),
         "rule_set_id": "aml-screening",
         "list_id": "some",

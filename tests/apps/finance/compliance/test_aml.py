@@ -200,9 +200,10 @@ async def test_customers_are_measured_and_not_the_cash(ready: Database, dsn: str
 
 async def test_receivers_are_counted_once_each(ready: Database, dsn: str, clock: BusinessClock) -> None:
     one, *others = [await do(ready, open_customer) for _ in range(4)]
-    posted = []
-    for other in (others[0], others[1], others[0], others[2]):
-        posted.append(await do(ready, lambda tx, other=other: post(tx, one, other, "1.00")))
+    posted = [
+        await do(ready, lambda tx, other=other: post(tx, one, other, "1.00"))
+        for other in (others[0], others[1], others[0], others[2])
+    ]
     clock.advance(days=7.1)
     posted.append(await do(ready, lambda tx: post(tx, one, others[0], "1.00")))
     await screen(ready)
