@@ -37,6 +37,8 @@ KNOWS_MORE_THAN_A_SCHEMA = {
     # That debits equal credits, that there is enough, what a reversal is called, and where the last page ended.
     "POST /v1/transactions", "POST /v1/transactions/batch", "POST /v1/accounts/{account_id}/holds",
     "POST /v1/holds/{hold_id}/capture", "GET /v1/ledger/check",
+    # Which reasons are for which decision, and that a reference is no content.
+    "POST /v1/compliance/cases/{case_id}/resolve", "POST /v1/compliance/cases/{case_id}/evidence",
     # That both accounts are there, and differ; and how a signature is made.
     "POST /v1/payments", "POST /v1/webhooks/payments/{provider_id}",
     "POST /v1/webhooks/subscriptions", "PATCH /v1/webhooks/subscriptions/{subscription_id}",

@@ -86,7 +86,7 @@ async def test_payments_go_through_the_sandboxs_bank_and_back(
 
 
 async def test_cases_are_there_to_be_decided(db: Database, dsn: str) -> None:
-    """F9, F10: one of a payment that is held, which somebody works on; and what the screening finds in what was posted."""
+    """F9, F10: one of a held payment, which somebody works on; and what the screening finds in what was posted."""
     await app.prepare(db)
     await db.run(samples.load)
     ours = {name: one for name, one in app.handlers.items() if name == "consumer:aml-screening"}
