@@ -37,6 +37,8 @@ KNOWS_MORE_THAN_A_SCHEMA = {
     # That debits equal credits, that there is enough, what a reversal is called, and where the last page ended.
     "POST /v1/transactions", "POST /v1/transactions/batch", "POST /v1/accounts/{account_id}/holds",
     "POST /v1/holds/{hold_id}/capture", "GET /v1/ledger/check",
+    # Which reasons are for which decision, and that a reference is no content.
+    "POST /v1/compliance/cases/{case_id}/resolve", "POST /v1/compliance/cases/{case_id}/evidence",
     # That both accounts are there, and differ; and how a signature is made.
     "POST /v1/payments", "POST /v1/webhooks/payments/{provider_id}", "POST /v1/webhooks/kyc/{provider_id}",
     # Which providers there are, and that one asks for a person or for a status.
@@ -120,6 +122,7 @@ def _existing(url: str, headers: dict[str, str]) -> dict[str, str]:
         "session_id": str(
             httpx2.post(f"{url}/v1/kyc/sessions", json={"userId": "user-1"}, headers=headers).json()["sessionId"]
         ),
+        "case_id": "019c0000-0000-7000-8000-000000000002",  # nothing is held
         "rule_id": make("/v1/decision/rules", NEW_RULE),
         "rule_set_id": "aml-screening",
         "list_id": "some",

@@ -55,6 +55,12 @@ NEW_ENTRIES = [{"accountId": str(uuid4()), "amount": "1.00", "direction": one} f
 NEW_TRANSACTION = {"reference": "r", "entries": NEW_ENTRIES}
 NEW_PAYMENT = {"from": str(uuid4()), "to": str(uuid4()), "amount": "1.00", "currency": "PLN"}
 INITIATOR = ("PAYMENTS_INITIATOR",)
+OFFICER = ("COMPLIANCE_OFFICER",)
+CASE_BODIES: dict[str, dict[str, Any] | None] = {
+    "claim": None, "unclaim": None, "confirm": None, "assign": {"assignee": "otto"}, "comments": {"text": "t"},
+    "evidence": {"reference": "vault:1"}, "refuse": {"reason": "r"}, "reopen": {"reason": "r"},
+    "resolve": {"decision": "REJECT", "reasonCode": "FRAUD", "reason": "r"},
+}  # fmt: skip
 KYC = ("KYC_AGENT",)
 RULES = ("DECISION_ADMIN",)
 NEW_RULE = {
@@ -98,6 +104,13 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ("POST", "/v1/payments/{payment_id}/resolve"): Right(
         "payments:admin", ("PAYMENTS_ADMIN",), body={"outcome": "RETURN", "reason": "asked the bank"}
     ),
+    ("GET", "/v1/compliance/cases"): Right("compliance:resolve", OFFICER),
+    ("GET", "/v1/compliance/cases/{case_id}"): Right("compliance:resolve", OFFICER),
+    ("GET", "/v1/compliance/cases/{case_id}/timeline"): Right("compliance:resolve", OFFICER),
+    **{
+        ("POST", f"/v1/compliance/cases/{{case_id}}/{what}"): Right("compliance:resolve", OFFICER, INITIATOR, body)
+        for what, body in CASE_BODIES.items()
+    },
     ("GET", "/v1/payments/{payment_id}/dossier"): Right(
         "compliance:resolve", ("COMPLIANCE_OFFICER",), ("PAYMENTS_INITIATOR", "PAYMENTS_ADMIN", "KYC_AGENT")
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from duly.migrations import run_sql
 
 revision = "0010_kyc"
-down_revision = "0008_payments"
+down_revision = "0009_compliance"
 branch_labels = None
 depends_on = None
 
