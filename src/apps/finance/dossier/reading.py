@@ -12,6 +12,7 @@ from pydantic.alias_generators import to_camel
 from sqlalchemy import text
 
 from apps.finance.compliance import service as compliance
+from apps.finance.compliance.workers import kept_days as cases_kept_days
 from apps.finance.decisions import service as decisions
 from apps.finance.decisions.model import Decision, DecisionNotFound, RuleNotFound
 from apps.finance.decisions.workers import kept_days
@@ -234,7 +235,16 @@ async def read_cases(tx: Tx, subject: Subject) -> tuple[Section, list[UUID], lis
     records: list[dict[str, Any]] = [plain(one) for one in found]
     cases = {UUID(id) for one in records for id in _find(one, "caseId") | _find(one.get("case", one), "id", depth=1)}
     decided = {UUID(id) for one in records for id in _find(one, "decisionId")}
-    return Section("cases", records), sorted(cases), sorted(decided)
+    payment, missing = subject.payment, []
+    if payment.created_at < subject.now - timedelta(days=cases_kept_days()):
+        missing = [Missing("cases that were kept for as long as they are", Why.RETENTION)]
+    elif payment.review_hold_id is not None and not any(_is_of(one, payment.id) for one in records):
+        missing = [Missing("the case of its review", Why.ABSENT)]
+    return Section("cases", records, missing), sorted(cases), sorted(decided)
+
+
+def _is_of(record: dict[str, Any], payment_id: UUID) -> bool:
+    return str(payment_id) in _find(record, "paymentId")
 
 
 def _find(value: Any, name: str, *, depth: int = 6) -> set[str]:

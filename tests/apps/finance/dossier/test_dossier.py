@@ -140,6 +140,30 @@ async def test_what_was_never_posted_has_a_dossier_too(payers: Payers, db: Datab
     assert [one["status"] for one in records(held, "holds")] == ["ACTIVE"]
 
 
+async def test_what_officers_did_is_in_it_line_by_line(payers: Payers, db: Database, dsn: str) -> None:
+    """F10: the case that a review opened, its timeline, its events, and what became of the payment."""
+    await add_rule(db, {"field": "amount", "op": "gt", "value": "50.00"}, "REVIEW")
+    made = await payers.pay("60.00")
+    case_id = str(value(dsn, "SELECT id FROM compliance.cases WHERE payment_id = %(id)s", {"id": made["id"]}))
+    path = f"/v1/compliance/cases/{case_id}"
+    client, headers = payers.api.client, officer(payers)
+    assert (await client.post(f"{path}/comments", json={"text": "called them"}, headers=headers)).status_code < 300
+    body = {"decision": "APPROVE", "reasonCode": "FALSE_POSITIVE", "reason": "an invoice"}
+    resolved = await client.post(f"{path}/resolve", json=body, headers=headers)
+    assert resolved.status_code == 200, resolved.text
+    await payers.run()
+    dossier, content = await fetch(payers, made["id"])
+    (file,) = records(dossier, "cases")
+    assert (file["case"]["id"], file["case"]["status"]) == (case_id, "RESOLVED")
+    assert len(file["timeline"]) == value(
+        dsn, "SELECT count(*) FROM compliance.case_events WHERE case_id = %(id)s", {"id": case_id}
+    )
+    assert b"called them" in content
+    types = [event["type"] for event in records(dossier, "events")]
+    assert {"compliance.case.opened", "compliance.case.resolved", "payment.created"} <= set(types)
+    assert [one["id"] for one in records(dossier, "decisions")] == [file["alert"]["decisionId"]]
+
+
 async def test_what_retention_has_taken_is_stated(payers: Payers, dsn: str) -> None:
     """Not called whole, and not called forged."""
     payment = await settle(payers)
