@@ -11,32 +11,15 @@ import pytest
 from apps.finance.dossier import command, service
 from apps.finance.dossier.model import SECTIONS, Outcome, check, read_public_key
 from apps.finance.dossier.signing import Signer
-from apps.finance.payments.gateways import TIMEOUT_VARIABLE, URL_VARIABLE
-from apps.sandbox.bank import Bank, Behaviour
+from apps.sandbox.bank import Behaviour
 from apps.shared.canonical import encode
 from duly.db import Database
-from duly.testing import BusinessClock
-from tests.apps.conftest import Api
 from tests.apps.finance.ledger.acting import refused
 from tests.apps.finance.notices.test_notices import heard, subscribe
-from tests.apps.finance.payments.acting import Payers, add_rule, open_account, serving_bank
+from tests.apps.finance.payments.acting import Payers, add_rule
 from tests.apps.transfers.acting import counting
 from tests.engine.webhooks.subscriber import answering, subscriber
 from tests.support import rows, value
-
-
-@pytest.fixture
-async def payers(api: Api, db: Database, dsn: str, clock: BusinessClock, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Ann has 100.00, Ben has nothing; and a bank."""
-    bank = Bank()
-    async with serving_bank(bank) as url:
-        monkeypatch.setenv(URL_VARIABLE, url)
-        monkeypatch.setenv(TIMEOUT_VARIABLE, "10")
-        async with db.transaction() as tx:
-            ann, ben = await open_account(tx, "100.00"), await open_account(tx)
-        made = Payers(api, db, dsn, clock, bank, ann, ben)
-        made.order(Behaviour.ACCEPT)
-        yield made
 
 
 def officer(payers: Payers) -> dict[str, str]:
@@ -174,7 +157,7 @@ async def test_what_retention_has_taken_is_stated(payers: Payers, dsn: str) -> N
     dossier, _ = await fetch(payers, payment)
     assert gaps(dossier) == {"events": ["retention"], "deliveries": ["retention"]}
     payers.clock.advance(days=500)
-    rows(dsn, "DELETE FROM decisions.log")
+    rows(dsn, "SET session_replication_role = replica; DELETE FROM decisions.log")
     rows(dsn, "DELETE FROM ledger.holds WHERE status <> 'ACTIVE'")
     dossier, _ = await fetch(payers, payment)
     assert gaps(dossier) == {
@@ -191,7 +174,7 @@ async def test_what_should_be_there_and_is_not_is_said_to_be_absent(payers: Paye
     rows(dsn, "SELECT duly.schedule('ledger.seal')")
     await payers.run()
     rows(dsn, "DELETE FROM duly.events")
-    rows(dsn, "DELETE FROM decisions.log")
+    rows(dsn, "SET session_replication_role = replica; DELETE FROM decisions.log")
     dossier, _ = await fetch(payers, payment)
     assert gaps(dossier) == {"decisions": ["absent"], "events": ["absent"]}
 

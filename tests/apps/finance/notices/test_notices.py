@@ -10,15 +10,11 @@ from typing import Any
 import pytest
 
 from apps.finance.notices.workers import TOLD
-from apps.finance.payments.gateways import TIMEOUT_VARIABLE, URL_VARIABLE
-from apps.sandbox.bank import Bank, Behaviour
-from apps.wiring import app
+from apps.sandbox.bank import Behaviour
 from duly.db import Database
 from duly.messages import EventBody, declared_events, is_internal
-from duly.testing import BusinessClock, drain
 from duly.webhooks.signing import is_plain, is_standard
-from tests.apps.conftest import Api
-from tests.apps.finance.payments.acting import Payers, add_rule, open_account, serving_bank
+from tests.apps.finance.payments.acting import Payers, add_rule
 from tests.engine.webhooks.subscriber import Subscriber, answering, subscriber
 
 FINANCE = Path(__file__).parents[4] / "docs" / "architecture" / "finance.md"
@@ -50,21 +46,6 @@ def test_what_is_told_has_no_reason_in_it() -> None:
         assert is_internal(internal.event_type)
         assert not is_internal(public.event_type)
         assert not {"reason", "decision_id", "reference", "entries"} & set(public.model_fields)
-
-
-@pytest.fixture
-async def payers(api: Api, db: Database, dsn: str, clock: BusinessClock, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Ann has 100.00, Ben has nothing; and a bank."""
-    bank = Bank()
-    async with serving_bank(bank) as url:
-        monkeypatch.setenv(URL_VARIABLE, url)
-        monkeypatch.setenv(TIMEOUT_VARIABLE, "10")
-        async with db.transaction() as tx:
-            ann, ben = await open_account(tx, "100.00"), await open_account(tx)
-        made = Payers(api, db, dsn, clock, bank, ann, ben)
-        made.order(Behaviour.ACCEPT)
-        await drain(db, app.handlers)
-        yield made
 
 
 async def subscribe(payers: Payers, one: Subscriber, *events: str) -> dict[str, Any]:
