@@ -102,8 +102,8 @@ async def read_decisions(tx: Tx, subject: Subject, more: Iterable[UUID]) -> Sect
     """The screening, and whatever a case was opened for: facts, verdict, trace, rules as they were, and a replay."""
     records: list[dict[str, Any]] = []
     missing: list[Missing] = []
-    wanted = dict.fromkeys([*([subject.payment.decision_id] if subject.payment.decision_id else []), *more])
-    for decision_id in wanted:
+    screened = subject.payment.decision_id
+    for decision_id in dict.fromkeys([*([screened] if screened is not None else []), *more]):
         try:
             decision, trace = await decisions.read_decision(tx, decision_id)
             _, _, differs = await decisions.replay(tx, decision_id)
@@ -235,7 +235,8 @@ async def read_cases(tx: Tx, subject: Subject) -> tuple[Section, list[UUID], lis
     records: list[dict[str, Any]] = [plain(one) for one in found]
     cases = {UUID(id) for one in records for id in _find(one, "caseId") | _find(one.get("case", one), "id", depth=1)}
     decided = {UUID(id) for one in records for id in _find(one, "decisionId")}
-    payment, missing = subject.payment, []
+    payment = subject.payment
+    missing: list[Missing] = []
     if payment.created_at < subject.now - timedelta(days=cases_kept_days()):
         missing = [Missing("cases that were kept for as long as they are", Why.RETENTION)]
     elif payment.review_hold_id is not None and not any(_is_of(one, payment.id) for one in records):
@@ -249,14 +250,14 @@ def _is_of(record: dict[str, Any], payment_id: UUID) -> bool:
 
 def _find(value: Any, name: str, *, depth: int = 6) -> set[str]:
     """The ids that members of this name hold, not too deep down."""
-    if depth == 0:
-        return set()
-    if isinstance(value, dict):
-        own = {value[name]} if _is_id(value.get(name)) else set()
-        return own.union(*(_find(inner, name, depth=depth - 1) for inner in value.values()))
-    if isinstance(value, list):
-        return set().union(*(_find(inner, name, depth=depth - 1) for inner in value))
-    return set()
+    found: set[str] = set()
+    if depth == 0 or not isinstance(value, dict | list):
+        return found
+    if isinstance(value, dict) and _is_id(value.get(name)):
+        found.add(value[name])
+    for inner in value.values() if isinstance(value, dict) else value:
+        found |= _find(inner, name, depth=depth - 1)
+    return found
 
 
 def _is_id(value: Any) -> bool:
