@@ -15,7 +15,7 @@ from duly.testing import BusinessClock, drain
 from duly.webhooks.admit import DELIVER_JOB
 from duly.webhooks.deliver import Deliverer
 from tests.apps.conftest import Api
-from tests.apps.finance.payments.acting import Payers, open_account, serving_bank
+from tests.apps.finance.payments.acting import HANDLERS, Payers, open_account, serving_bank
 
 
 @pytest_asyncio.fixture
@@ -24,7 +24,8 @@ async def payers(
 ) -> AsyncIterator[Payers]:
     """Ann has 100.00, Ben has nothing; and whatever that brought about is over."""
     bank = Bank()
-    monkeypatch.setitem(app.handlers, DELIVER_JOB, Deliverer(api.fastapi.state.settings).create_handler())
+    for handlers in (app.handlers, HANDLERS):
+        monkeypatch.setitem(handlers, DELIVER_JOB, Deliverer(api.fastapi.state.settings).create_handler())
     async with serving_bank(bank) as url:
         monkeypatch.setenv(URL_VARIABLE, url)
         monkeypatch.setenv(TIMEOUT_VARIABLE, "10")
