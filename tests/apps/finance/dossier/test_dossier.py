@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from apps.finance.dossier import command, service
+from apps.finance.dossier import command, reading
 from apps.finance.dossier.model import SECTIONS, Outcome, check, read_public_key
 from apps.finance.dossier.signing import Signer
 from apps.sandbox.bank import Behaviour
@@ -41,6 +41,7 @@ async def fetch(payers: Payers, payment: str) -> tuple[dict[str, Any], bytes]:
 
 
 def section(dossier: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any]
     (found,) = [one for one in dossier["sections"] if one["name"] == name]
     return found
 
@@ -255,7 +256,6 @@ async def test_it_is_read_as_of_one_moment(payers: Payers, db: Database, monkeyp
     made = await payers.pay("10.00")
     await payers.run()
     payers.settle(made["id"])
-    reading = service.reading
     usual = reading.read_history
 
     async def slow(tx: Any, subject: Any) -> Any:

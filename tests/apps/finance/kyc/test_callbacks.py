@@ -15,6 +15,7 @@ from duly.db import Database
 from duly.settings import Settings
 from duly.webhooks import Keyring
 from duly.webhooks.receive import add_provider_secret
+from duly.webhooks.signing import sign_plain
 from tests.apps.finance.kyc.acting import Desk, facts_of, kept_of, subjects_of
 from tests.apps.finance.ledger.acting import refused
 from tests.support import rows, value
@@ -193,7 +194,7 @@ async def test_what_is_not_signed_is_401_and_nothing(desk: Desk, dsn: str, attac
         case "a word":
             headers["X-Provider-Timestamp"] = "now"
         case "body only":
-            headers["X-Provider-Signature"] = bank.sign_plain(identity.SECRET, body)
+            headers["X-Provider-Signature"] = sign_plain(identity.SECRET, body)
     answer = await desk.api.client.post("/v1/webhooks/kyc/sandbox", content=sent, headers=headers)
     assert (answer.status_code, desk.status(made["sessionId"])) == (401, "PENDING")
     assert value(dsn, "SELECT count(*) FROM duly.received_webhooks") == 0

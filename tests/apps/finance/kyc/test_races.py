@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -84,14 +84,17 @@ async def test_a_call_and_the_end_at_the_same_moment(desk: Desk, wide: Database,
         async with wide.transaction() as tx:
             return await work(tx)
 
-    works = {"expire": lambda: run(end), "call": lambda: desk.call(made["sessionId"], "APPROVED")}
+    async def call() -> object:
+        return await desk.call(made["sessionId"], "APPROVED")
+
+    works: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {"expire": lambda: run(end), "call": call}
     tasks: list[asyncio.Task[Any]] = []
     with holding(dsn, made["sessionId"]):
         async with asyncio.timeout(10):
             assert await run(service.sweep) == (0, False), "it waits for nobody"
         names = [first] if first in works else []
         for waiting, name in enumerate([*names, *(one for one in works if one not in names)], 1):
-            tasks.append(asyncio.create_task(works[name]()))  # type: ignore[arg-type] - both are coroutines
+            tasks.append(asyncio.create_task(works[name]()))
             await until_waiting(dsn, waiting)
     await asyncio.gather(*tasks, *([asyncio.create_task(run(service.sweep))] if first == "sweep" else []))
     assert desk.status(made["sessionId"]) == "EXPIRED"

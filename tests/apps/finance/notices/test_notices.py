@@ -119,6 +119,9 @@ async def test_a_reversal_is_told_without_its_reason(payers: Payers) -> None:
         await subscribe(payers, one, "transaction.*")
         made = await payers.pay("10.00")
         await payers.run()
+        payers.settle(made["id"])
+        await payers.call(made["id"], "SETTLED")
+        await payers.run()
         reverse = f"/v1/transactions/{made['transactionId']}/reverse"
         headers = payers.api.headers("keeper", "ledger:write", "LEDGER_REVERSER")
         answer = await payers.api.client.post(reverse, json={"reason": "suspicious"}, headers=headers)
