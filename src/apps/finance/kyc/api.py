@@ -10,7 +10,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
-from pydantic import BaseModel, ConfigDict, SecretStr, StringConstraints
+from pydantic import BaseModel, ConfigDict, SecretStr, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
 from apps.finance.kyc import service
@@ -77,7 +77,16 @@ class BadCallback(Invalid):
 
 
 class _Body(BaseModel):
+    """What an agent sends. A member that nobody knows is refused without its name: that may be a person's."""
+
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _know_members(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.keys() - {field.alias for field in cls.model_fields.values()}:
+            raise ValueError("there are members here that nobody knows: leave them out")
+        return given
 
 
 class _View(BaseModel):
