@@ -32,6 +32,8 @@ class EventBody(BaseModel):
 
     class OrderPlaced(EventBody, type="order.placed", topic="shop.orders", aggregate="order_id"):
         order_id: str
+
+    ``internal=True``: for consumers here and on brokers, and never sent to whoever subscribed from outside.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
@@ -39,17 +41,20 @@ class EventBody(BaseModel):
     event_type: ClassVar[str] = ""
     event_topic: ClassVar[str] = ""
     event_aggregate: ClassVar[str] = ""
+    event_internal: ClassVar[bool] = False
 
     def __init_subclass__(cls, **declared: Any) -> None:
-        """Let the class statement carry type, topic and aggregate; pydantic hands them on below."""
+        """Let the class statement carry type, topic, aggregate and internal; pydantic hands them on below."""
         super().__init_subclass__()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **declared: Any) -> None:
-        """Take type, topic and aggregate from the class statement, and refuse what could never be emitted."""
+        """Take what the class statement declares, and refuse what could never be emitted."""
         super().__pydantic_init_subclass__()
-        if unknown := declared.keys() - {"type", "topic", "aggregate"}:
-            raise TypeError(f"{cls.__name__}: an event declares type, topic and aggregate, not {sorted(unknown)}")
+        if unknown := declared.keys() - {"type", "topic", "aggregate", "internal"}:
+            raise TypeError(
+                f"{cls.__name__}: an event declares type, topic, aggregate and internal, not {sorted(unknown)}"
+            )
         cls.event_type = check_name("type", declared.get("type", cls.event_type))
         cls.event_topic = check_name("topic", declared.get("topic", cls.event_topic))
         cls.event_aggregate = declared.get("aggregate", cls.event_aggregate)
@@ -58,6 +63,10 @@ class EventBody(BaseModel):
                 f"{cls.__name__}: aggregate={cls.event_aggregate!r} must name one of its fields: "
                 f"{', '.join(cls.model_fields) or 'it has none'}"
             )
+        cls.event_internal = bool(declared.get("internal", cls.event_internal))
+        _DECLARED[cls.event_type] = cls
+        if cls.event_internal:
+            _INTERNAL.add(cls.event_type)
 
     def envelope(self) -> NewEvent:
         """This event, ready to be emitted."""
@@ -90,6 +99,18 @@ class NewEvent:
 
 
 BodyClass = type[B]
+_DECLARED: dict[str, type[EventBody]] = {}
+_INTERNAL: set[str] = set()
+
+
+def declared_events() -> dict[str, type[EventBody]]:
+    """Every event that code which was imported declares, by its type."""
+    return dict(sorted(_DECLARED.items()))
+
+
+def is_internal(type_: str) -> bool:
+    """Whether events of this type are never sent outside, whoever emits them: one class that says so is enough."""
+    return type_ in _INTERNAL
 
 
 @dataclass(frozen=True)

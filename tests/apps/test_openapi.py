@@ -24,7 +24,7 @@ from tests.engine.cli.commands import environment, free_port, running, status, w
 pytestmark = pytest.mark.timeout(300)
 EXAMPLES = 25
 OPERATIONS = [f"{method} {path}" for method, path in RIGHTS] + [
-    "POST /v1/webhooks/payments/{provider_id}",
+    "POST /v1/webhooks/payments/{provider_id}", "POST /v1/webhooks/kyc/{provider_id}",
     "GET /healthz", "GET /readyz", "GET /metrics", "POST /dev-issuer/token", "GET /dev-issuer/jwks",
     "GET /dev-issuer/.well-known/openid-configuration",
 ]  # fmt: skip
@@ -37,8 +37,12 @@ KNOWS_MORE_THAN_A_SCHEMA = {
     # That debits equal credits, that there is enough, what a reversal is called, and where the last page ended.
     "POST /v1/transactions", "POST /v1/transactions/batch", "POST /v1/accounts/{account_id}/holds",
     "POST /v1/holds/{hold_id}/capture", "GET /v1/ledger/check",
+    # Which reasons are for which decision, and that a reference is no content.
+    "POST /v1/compliance/cases/{case_id}/resolve", "POST /v1/compliance/cases/{case_id}/evidence",
     # That both accounts are there, and differ; and how a signature is made.
-    "POST /v1/payments", "POST /v1/webhooks/payments/{provider_id}",
+    "POST /v1/payments", "POST /v1/webhooks/payments/{provider_id}", "POST /v1/webhooks/kyc/{provider_id}",
+    # Which providers there are, and that one asks for a person or for a status.
+    "POST /v1/kyc/sessions", "GET /v1/kyc/sessions",
     "POST /v1/webhooks/subscriptions", "PATCH /v1/webhooks/subscriptions/{subscription_id}",
     "POST /v1/webhooks/subscriptions/{subscription_id}/rotate",
     "POST /v1/webhooks/subscriptions/{subscription_id}/redeliver",
@@ -115,6 +119,10 @@ def _existing(url: str, headers: dict[str, str]) -> dict[str, str]:
         "payment_id": _pay(url, headers, credit, debit),
         "callback_id": "019c0000-0000-7000-8000-000000000001",  # nobody kept one
         "provider_id": "bank",
+        "session_id": str(
+            httpx2.post(f"{url}/v1/kyc/sessions", json={"userId": "user-1"}, headers=headers).json()["sessionId"]
+        ),
+        "case_id": "019c0000-0000-7000-8000-000000000002",  # nothing is held
         "rule_id": make("/v1/decision/rules", NEW_RULE),
         "rule_set_id": "aml-screening",
         "list_id": "some",

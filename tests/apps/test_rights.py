@@ -22,7 +22,8 @@ ANYBODY = frozenset(
         "/redoc",
         "/dev-issuer/.well-known/openid-configuration", "/dev-issuer/jwks", "/dev-issuer/token",
         "/dev-issuer/authorize", "/dev-issuer/sign-in.css",
-        "/v1/webhooks/payments/{provider_id}",  # the signature is the credential
+        "/v1/webhooks/payments/{provider_id}", "/v1/webhooks/kyc/{provider_id}",  # the signature is the credential
+        "/v1/kyc/start/{session_id}/{token}",  # the token is
     }
 )  # fmt: skip
 ELSEWHERE = ("/console", "/sandbox")  # for people with sessions (tests/console); not served in production
@@ -54,6 +55,13 @@ NEW_ENTRIES = [{"accountId": str(uuid4()), "amount": "1.00", "direction": one} f
 NEW_TRANSACTION = {"reference": "r", "entries": NEW_ENTRIES}
 NEW_PAYMENT = {"from": str(uuid4()), "to": str(uuid4()), "amount": "1.00", "currency": "PLN"}
 INITIATOR = ("PAYMENTS_INITIATOR",)
+OFFICER = ("COMPLIANCE_OFFICER",)
+CASE_BODIES: dict[str, dict[str, Any] | None] = {
+    "claim": None, "unclaim": None, "confirm": None, "assign": {"assignee": "otto"}, "comments": {"text": "t"},
+    "evidence": {"reference": "vault:1"}, "refuse": {"reason": "r"}, "reopen": {"reason": "r"},
+    "resolve": {"decision": "REJECT", "reasonCode": "FRAUD", "reason": "r"},
+}  # fmt: skip
+KYC = ("KYC_AGENT",)
 RULES = ("DECISION_ADMIN",)
 NEW_RULE = {
     "ruleSetId": "payment-screening", "name": "Large", "action": {"decision": "REVIEW"},
@@ -96,6 +104,21 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ("POST", "/v1/payments/{payment_id}/resolve"): Right(
         "payments:admin", ("PAYMENTS_ADMIN",), body={"outcome": "RETURN", "reason": "asked the bank"}
     ),
+    ("GET", "/v1/compliance/cases"): Right("compliance:resolve", OFFICER),
+    ("GET", "/v1/compliance/cases/{case_id}"): Right("compliance:resolve", OFFICER),
+    ("GET", "/v1/compliance/cases/{case_id}/timeline"): Right("compliance:resolve", OFFICER),
+    **{
+        ("POST", f"/v1/compliance/cases/{{case_id}}/{what}"): Right("compliance:resolve", OFFICER, INITIATOR, body)
+        for what, body in CASE_BODIES.items()
+    },
+    ("GET", "/v1/payments/{payment_id}/dossier"): Right(
+        "compliance:resolve", ("COMPLIANCE_OFFICER",), ("PAYMENTS_INITIATOR", "PAYMENTS_ADMIN", "KYC_AGENT")
+    ),
+    ("POST", "/v1/kyc/sessions"): Right("compliance:kyc", KYC, ("COMPLIANCE_OFFICER",), {"userId": "user-1"}),
+    ("GET", "/v1/kyc/sessions"): Right("compliance:kyc", KYC),
+    ("GET", "/v1/kyc/sessions/{session_id}"): Right("compliance:kyc", KYC),
+    ("GET", "/v1/kyc/callbacks/unmatched"): Right("compliance:kyc", KYC),
+    ("POST", "/v1/kyc/callbacks/{callback_id}/dismiss"): Right("compliance:kyc", KYC, body={"handled": "NO_ACTION"}),
     ("POST", "/ncs"): Right("quality", QUALITY, body=NEW_NC),
     ("GET", "/ncs"): Right("quality", QUALITY),
     ("GET", "/ncs/{nc_id}"): Right("quality", QUALITY),

@@ -278,7 +278,10 @@ def test_every_variable_is_a_setting_of_duly() -> None:
     given = {name for each in of_kind("ConfigMap") for name in each["data"]}
     given |= {name for each in SECRETS for name in each["stringData"]}
     given |= {name for work in WORKLOADS for name in work.environment}
-    of_applications = [URL_VARIABLE, "PAYMENTS_BANK_URL", "PAYMENTS_CALLBACK_URL"]
+    of_applications = [
+        URL_VARIABLE, "DOSSIER_SIGNING_KEYS", "KYC_CALLBACK_URL", "KYC_HOSTED_URL", "KYC_PROVIDER_URL",
+        "PAYMENTS_BANK_URL", "PAYMENTS_CALLBACK_URL",
+    ]  # fmt: skip
     assert sorted(given - setting_names()) == of_applications
 
 
@@ -305,6 +308,8 @@ def test_a_pod_gets_only_the_secret_that_it_needs() -> None:
         secrets = ["duly-client"] if work.component == "transfers-expire" else ["duly-database"]
         if work.component in ("api", "worker"):  # who checks webhooks, and who signs them
             secrets.append("duly-encryption")
+        if work.component == "api":  # who makes dossiers
+            secrets.append("duly-dossier")
         assert work.sources == ["duly-settings", *secrets], work.name
 
 
@@ -317,6 +322,7 @@ def test_the_example_of_secrets_holds_placeholders_only() -> None:
         "DULY_CLIENT_ID",
         "DULY_CLIENT_SECRET",
         "DULY_ENCRYPTION_KEYS",
+        "DOSSIER_SIGNING_KEYS",
     }
     settings = named("ConfigMap", "duly-settings")["data"]
     assert not [name for name in settings if any(word in name for word in ("SECRET", "PASSWORD", "DATABASE_URL"))]

@@ -118,6 +118,11 @@ def test_the_identity_provider_is_reached_by_the_api_and_the_hourly_task() -> No
     assert reach - {"worker"} == {"api", "transfers-expire"}  # workers reach the whole internet
 
 
+def test_the_provider_of_identity_checks_is_reached_by_the_api() -> None:
+    """F8: the others have nothing to ask it; workers reach the whole internet."""
+    assert {name for name in COMPONENTS if may_call(name, "198.51.100.20", 443)} - {"worker"} == {"api"}
+
+
 def test_only_workers_reach_the_internet_and_never_a_private_address() -> None:
     """E6.4, once more."""
     assert {name for name in COMPONENTS if may_call(name, ANYONE, 443)} == {"worker"}

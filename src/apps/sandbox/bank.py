@@ -270,12 +270,13 @@ async def read_time(db: Any) -> int:
         return int((await tx.execute(READ_NOW)).scalar_one().timestamp())
 
 
-async def call(url: str, body: bytes, *, timestamp: int) -> bool:
+async def call(url: str, body: bytes, *, timestamp: int, secret: str = SECRET) -> bool:
     """Tell whoever asked for it; a few times, until it is heard."""
+    headers = sign(body, timestamp=timestamp, secret=secret)
     async with httpx2.AsyncClient(timeout=5, trust_env=False) as client:
         for attempt in range(CALL_TRIES):
             try:
-                if (await client.post(url, content=body, headers=sign(body, timestamp=timestamp))).status_code < 300:
+                if (await client.post(url, content=body, headers=headers)).status_code < 300:
                     return True
             except httpx2.HTTPError:
                 pass  # tried again

@@ -72,13 +72,18 @@ class Receiver:
         event_id: str | None = None,
         secrets: Sequence[SecretStr] = (),
         body_bytes: int = DEFAULT_BODY_BYTES,
+        keeps_ids: bool = True,
     ) -> None:
-        """``event_id`` is a path of names in the JSON body; without it the scheme's id header names the event."""
+        """``event_id`` is a path of names in the JSON body; without it the scheme's id header names the event.
+
+        ``keeps_ids=False`` is for providers who may write anything into an id: a SHA-256 of it is kept in its place.
+        """
         self.provider = check_provider(provider)
         self.scheme = scheme
         self._event_id = event_id
         self._secrets = tuple(secrets)
         self._body_bytes = body_bytes
+        self._keeps_ids = keeps_ids
         self._keyring: Keyring | None = None
         if event_id is None and scheme.id_header is None:
             raise Invalid(f"receiver {provider!r}: say where the provider's event id is, for example event_id='id'")
@@ -99,6 +104,8 @@ class Receiver:
         event_id = given.id if self._event_id is None else find_in(received.json(), self._event_id)
         if not event_id:
             raise Malformed("the webhook does not say which event it is")
+        if not self._keeps_ids:
+            event_id = hashlib.sha256(event_id.encode()).hexdigest()
         if not await note_received(tx, self.provider, event_id):
             raise Replay(DUPLICATE)
         return Received(self.provider, event_id, body)

@@ -17,7 +17,7 @@ from duly.ids import uuid7s
 from duly.inbox.receive import Consumer, matches
 from duly.jobs.handlers import TxKind
 from duly.jobs.schedule import NewJob, schedule_many
-from duly.messages import Event
+from duly.messages import Event, is_internal
 from duly.webhooks import sql
 from duly.webhooks.model import Standing
 
@@ -61,7 +61,13 @@ def share_of(concurrency: int) -> int:
 
 
 async def fan_out(tx: Any, events: Sequence[Event], *, most: int) -> int:
-    """A delivery for each event and each subscription that wants it; five statements, however many of either."""
+    """A delivery for each event and each subscription that wants it; five statements, however many of either.
+
+    What is internal is wanted by nobody, whatever a pattern says.
+    """
+    events = [event for event in events if not is_internal(event.type)]
+    if not events:
+        return 0
     wanted = await fetch(tx, sql.READ_WANTED)
     pairs = [
         (event, id)

@@ -17,7 +17,7 @@ from duly.inbox.receive import as_event
 from duly.jobs.handlers import Handler, JobContext, TxKind
 from duly.jobs.outcomes import Cancel, Done, Outcome, ThenTogether
 from duly.jobs.together import wait_for_locks
-from duly.messages import Event, to_cloudevent
+from duly.messages import Event, is_internal, to_cloudevent
 from duly.settings import Settings
 from duly.telemetry import WEBHOOK_ATTEMPTS, WEBHOOK_SECONDS
 from duly.webhooks import sql
@@ -97,9 +97,10 @@ class Deliverer:
                 return SUPERSEDED
             if placed[0][0] != "QUEUED":
                 return Done(f"not sent: it is {placed[0][0]}")
-        event = as_event(row[13:20]) if row[13] is not None else None
+        hidden = row[13] is not None and is_internal(row[14])  # it was declared so after the delivery was made
+        event = as_event(row[13:20]) if row[13] is not None and not hidden else None
         secrets = [(number, Sealed(key, bytes(sealed))) for number, key, sealed in zip(*row[10:13], strict=True)]
-        return Task(id, turn, tries, subscription_id, url, timeout_seconds, now, event, secrets)
+        return Task(id, turn, tries, subscription_id, url, timeout_seconds, now, event, secrets, hidden)
 
     def _reading(self, db: Database) -> _Reader:
         if self._reader is None or self._reader.db is not db:

@@ -13,6 +13,7 @@ from duly.db import Row, Tx, fetch, load_json
 from duly.errors import Conflict, Forbidden, Invalid, NotFound
 from duly.ids import uuid7
 from duly.inbox.receive import as_event
+from duly.messages import is_internal
 from duly.operate.arguments import bulk_size, page_size, signed
 from duly.operate.counts import CAP, Count
 from duly.settings import Settings
@@ -71,7 +72,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class DeliveryWithAttempts:
-    """A delivery, its attempts (the newest first), and the body as it is sent; None when its event is gone."""
+    """A delivery, its attempts (the newest first), and the body as it is sent; None when there is none to send."""
 
     delivery: Delivery
     attempts: list[Attempt]
@@ -110,7 +111,7 @@ async def count_deliveries(tx: Tx, subscription_id: UUID) -> dict[str, Count]:
 async def find_delivery(tx: Tx, id: UUID, *, owner: str | None = None) -> DeliveryWithAttempts:
     """One of them, with everything that is known of it."""
     delivery = await _find(tx, id, owner, with_deleted=True)
-    events = await fetch(tx, sql.READ_EVENT, id=delivery.event_id)
+    events = [] if is_internal(delivery.event_type) else await fetch(tx, sql.READ_EVENT, id=delivery.event_id)
     return DeliveryWithAttempts(
         delivery, await list_attempts(tx, id), encode_body(as_event(events[0])) if events else None
     )

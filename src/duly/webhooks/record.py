@@ -30,12 +30,12 @@ from duly.webhooks.sender import Answer
 
 log = structlog.get_logger("duly.webhooks")
 SUPERSEDED = Cancel("another job has this delivery now")
-GONE = Done("the event is no longer in the history")
+GONE = Done("the event is no longer in the history, or is not for anybody outside")
 
 
 @dataclass(frozen=True)
 class Task:
-    """What one attempt needs to know. Its secrets are in no repr."""
+    """What one attempt needs to know; without an event, it is gone or internal. Its secrets are in no repr."""
 
     id: UUID
     turn: int
@@ -46,6 +46,7 @@ class Task:
     now: datetime
     event: Event | None
     secrets: Sequence[tuple[int, Sealed]] = field(repr=False)
+    is_internal: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,16 +163,19 @@ async def _note_standings(tx: Any, changed: Mapping[UUID, tuple[Standing, Standi
 
 
 async def _give_up(tx: Any, gone: Sequence[Task], held: Sequence[Locked], alerts: list[Alert]) -> set[UUID]:
-    """Their events are no longer in the history: there is nothing to send."""
-    ids, turns = [one.id for one in gone], [one.turn for one in gone]
-    rows = await fetch(tx, sql.END_DELIVERIES, ids=ids, turns=turns, error="event_gone")
-    written = {row[0] for row in rows}
+    """Their events are no longer in the history, or are internal by now: there is nothing to send."""
+    written: set[UUID] = set()
+    for error, hidden in (("event_gone", False), ("event_internal", True)):
+        ids = [one.id for one in gone if one.is_internal is hidden]
+        turns = [one.turn for one in gone if one.is_internal is hidden]
+        if ids:
+            written |= {row[0] for row in await fetch(tx, sql.END_DELIVERIES, ids=ids, turns=turns, error=error)}
     message = "an event was removed from the history before it was delivered"
     told = repairable(held)
     alerts += [
         Alert("webhook_failed", one.subscription_id, message)
         for one in gone
-        if one.id in written and one.subscription_id in told
+        if one.id in written and one.subscription_id in told and not one.is_internal
     ]
     return written
 

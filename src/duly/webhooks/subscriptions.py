@@ -13,10 +13,10 @@ from typing import Any
 from uuid import UUID
 
 from duly.db import Row, Tx, fetch
-from duly.errors import Conflict, Forbidden, Invalid, NotFound
+from duly.errors import Conflict, Fault, Forbidden, Invalid, NotFound
 from duly.ids import uuid7
 from duly.inbox.receive import check_consumer
-from duly.messages import check_text
+from duly.messages import check_text, is_internal
 from duly.operate.arguments import page_size, signed
 from duly.settings import Settings
 from duly.webhooks import sql_operate as sql
@@ -33,6 +33,10 @@ LONGEST_TIMEOUT_SECONDS = 30
 LONGEST_DESCRIPTION = 500
 LONGEST_OVERLAP_HOURS = 24 * 30
 SUBJECT = "webhook_subscription"
+
+
+class InternalEvent(Invalid):
+    """Events of this type are not sent outside."""
 
 
 @dataclass(frozen=True)
@@ -308,6 +312,13 @@ def _checked(rows: Sequence[Row], id: UUID, owner: str | None) -> Subscription:
 def _patterns(patterns: Sequence[str]) -> list[str]:
     unique = list(dict.fromkeys(patterns))
     check_consumer(CONSUMER, unique)
+    if hidden := [pattern for pattern in unique if is_internal(pattern)]:
+        refused = InternalEvent(f"events of the type {hidden[0]} are internal: nobody outside can have them")
+        refused.faults = tuple(
+            Fault("body", f"$.events[{list(patterns).index(pattern)}]", f"{pattern} is internal: leave it out")
+            for pattern in hidden
+        )
+        raise refused
     return unique
 
 

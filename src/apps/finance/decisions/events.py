@@ -1,4 +1,4 @@
-"""The facts of decisions; the only door for other contexts."""
+"""The facts of decisions; the only door for other contexts. Who screens whom, and how, is nobody's business outside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from duly import EventBody
 TOPIC = "decision.events"
 
 
-class RuleActivated(EventBody, type="decision.rule.activated", topic=TOPIC, aggregate="rule_id"):
+class RuleActivated(EventBody, type="decision.rule.activated", topic=TOPIC, aggregate="rule_id", internal=True):
     """From now on this version of the rule decides."""
 
     rule_id: UUID
@@ -19,7 +19,7 @@ class RuleActivated(EventBody, type="decision.rule.activated", topic=TOPIC, aggr
     actor: str
 
 
-class RuleWasDeprecated(EventBody, type="decision.rule.deprecated", topic=TOPIC, aggregate="rule_id"):
+class RuleWasDeprecated(EventBody, type="decision.rule.deprecated", topic=TOPIC, aggregate="rule_id", internal=True):
     """The rule decides no more, and never will again."""
 
     rule_id: UUID

@@ -2,6 +2,8 @@
 
 What happens to one transaction, account or hold is published in order. A transaction touches several accounts: who
 needs the order of one account's entries has their ``version``, which counts them without gaps.
+
+Reversals say why, and holds are placed for reviews, too: both are internal, since they would tip off.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class TransactionPosted(EventBody, type="transaction.posted", topic=TOPIC, aggre
     hold_id: UUID | None = None
 
 
-class TransactionReversed(EventBody, type="transaction.reversed", topic=TOPIC, aggregate="transaction_id"):
+class TransactionReversed(
+    EventBody, type="transaction.reversed", topic=TOPIC, aggregate="transaction_id", internal=True
+):
     """It moved back: ``transaction_id`` is the original's; the entries are those of ``reversal_id``."""
 
     model_config = CAMEL
@@ -82,7 +86,7 @@ class TransactionReversed(EventBody, type="transaction.reversed", topic=TOPIC, a
     entries: list[PostedEntry]
 
 
-class HoldPlaced(EventBody, type="hold.placed", topic=TOPIC, aggregate="hold_id"):
+class HoldPlaced(EventBody, type="hold.placed", topic=TOPIC, aggregate="hold_id", internal=True):
     """Money is set aside until then."""
 
     model_config = CAMEL
@@ -94,7 +98,7 @@ class HoldPlaced(EventBody, type="hold.placed", topic=TOPIC, aggregate="hold_id"
     expires_at: datetime
 
 
-class HoldCaptured(EventBody, type="hold.captured", topic=TOPIC, aggregate="hold_id"):
+class HoldCaptured(EventBody, type="hold.captured", topic=TOPIC, aggregate="hold_id", internal=True):
     """Some of it, or all, was paid; when it has not ended, the rest is still held."""
 
     model_config = CAMEL
@@ -106,7 +110,7 @@ class HoldCaptured(EventBody, type="hold.captured", topic=TOPIC, aggregate="hold
     has_ended: bool
 
 
-class HoldVoided(EventBody, type="hold.voided", topic=TOPIC, aggregate="hold_id"):
+class HoldVoided(EventBody, type="hold.voided", topic=TOPIC, aggregate="hold_id", internal=True):
     """What was still held is available again, because somebody said so."""
 
     model_config = CAMEL
@@ -116,7 +120,7 @@ class HoldVoided(EventBody, type="hold.voided", topic=TOPIC, aggregate="hold_id"
     currency: str
 
 
-class HoldExpired(EventBody, type="hold.expired", topic=TOPIC, aggregate="hold_id"):
+class HoldExpired(EventBody, type="hold.expired", topic=TOPIC, aggregate="hold_id", internal=True):
     """What was still held is available again, because its time was over."""
 
     model_config = CAMEL

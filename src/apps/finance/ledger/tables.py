@@ -183,3 +183,4 @@ seals = Table(
     CheckConstraint("octet_length(previous_hash) = 32 AND octet_length(hash) = 32", name="seals_hashes_are_sha256"),
     CheckConstraint("transactions > 0 AND entries >= 2 * transactions", name="seals_cover_something"),
 )
+Index("seals_end", seals.c.next_xid)

@@ -1,4 +1,4 @@
-"""The facts of payments; the only door for other contexts."""
+"""The facts of payments; the only door for other contexts. What would tip off whoever is looked at is internal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PaymentCreated(EventBody, type="payment.created", topic=TOPIC, aggregate="
     transaction_id: UUID
 
 
-class PaymentRejected(EventBody, type="payment.rejected", topic=TOPIC, aggregate="payment_id"):
+class PaymentRejected(EventBody, type="payment.rejected", topic=TOPIC, aggregate="payment_id", internal=True):
     """The rules, or whoever reviewed it, said no: no money moved."""
 
     model_config = CAMEL
@@ -39,7 +39,9 @@ class PaymentRejected(EventBody, type="payment.rejected", topic=TOPIC, aggregate
     decision_id: UUID | None
 
 
-class PaymentPendingReview(EventBody, type="payment.pending_review", topic=TOPIC, aggregate="payment_id"):
+class PaymentPendingReview(
+    EventBody, type="payment.pending_review", topic=TOPIC, aggregate="payment_id", internal=True
+):
     """The rules want a person to decide; until then the money is on hold."""
 
     model_config = CAMEL
@@ -105,7 +107,7 @@ class PaymentPermanentlyFailed(
     reversal_id: UUID
 
 
-class PaymentContradicted(EventBody, type="payment.contradicted", topic=TOPIC, aggregate="payment_id"):
+class PaymentContradicted(EventBody, type="payment.contradicted", topic=TOPIC, aggregate="payment_id", internal=True):
     """The bank said something that cannot be true of how the payment ended here: a person must look."""
 
     model_config = CAMEL

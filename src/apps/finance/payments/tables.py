@@ -179,4 +179,8 @@ _OPEN = text("matched_at IS NULL AND dismissed_at IS NULL")
 Index("unmatched_ref", unmatched_callbacks.c.provider, unmatched_callbacks.c.payment_ref, postgresql_where=_OPEN)
 Index("unmatched_open", unmatched_callbacks.c.id, postgresql_where=_OPEN)
 Index("unmatched_payment", unmatched_callbacks.c.payment_id, postgresql_where=_OPEN)
+Index(
+    "unmatched_of_payment", unmatched_callbacks.c.payment_id, unmatched_callbacks.c.id,
+    postgresql_where=text("payment_id IS NOT NULL"),
+)  # fmt: skip
 Index("unmatched_age", unmatched_callbacks.c.received_at, unmatched_callbacks.c.id)

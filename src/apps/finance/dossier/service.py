@@ -1,0 +1,37 @@
+"""Making a dossier: everything of one moment, hashed and signed."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from apps.finance.dossier import reading
+from apps.finance.dossier.model import compose, fit
+from apps.finance.dossier.signing import Signer
+from apps.finance.ledger.store_audit import begin_snapshot
+from apps.finance.payments import service as payments
+from apps.shared.canonical import plain
+from duly import Tx
+
+
+async def make_dossier(tx: Tx, payment_id: UUID, signer: Signer) -> dict[str, Any]:
+    """The dossier of a payment; PaymentNotFound. The transaction must be fresh: all of it is read as of one moment."""
+    await begin_snapshot(tx)
+    payment = await payments.find_payment(tx, payment_id)
+    now = (await tx.execute(reading.READ_NOW)).scalar_one()
+    subject = reading.Subject(payment, now)
+    cases, case_ids, decision_ids = await reading.read_cases(tx, subject)
+    events, event_ids = await reading.read_events(tx, subject, case_ids)
+    sections = [
+        await reading.read_payment(subject),
+        await reading.read_history(tx, subject),
+        await reading.read_decisions(tx, subject, decision_ids),
+        await reading.read_postings(tx, subject),
+        await reading.read_holds(tx, subject),
+        events,
+        await reading.read_deliveries(tx, subject, event_ids),
+        await reading.read_callbacks(tx, subject),
+        cases,
+    ]
+    made = compose(payment_id, plain(now), [fit(section) for section in sections])
+    return {**made, "signature": signer.sign(made["manifest"]["head"])}
