@@ -276,7 +276,7 @@ def test_without_a_role_the_console_says_so(open_tab: Open) -> None:
     tab = open_tab()
     tab.go("/console")
     tab.page.click('button[value="nora"]')
-    assert "neither role" in tab.page.locator("main").inner_text()
+    assert "no role that the console asks for" in tab.page.locator("main").inner_text()
     assert tab.page.locator("nav").count() == 0
     assert tab.axe() == []
 
