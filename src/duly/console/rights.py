@@ -11,6 +11,12 @@ from duly.console.sessions import ROLES, Session
 from duly.errors import Forbidden, Invalid
 from duly.operate.actions import ACTIONS, Action, find_action
 
+# The first parts of the engine's own addresses: a section of such a name would lend its roles to them.
+TAKEN = frozenset({
+    "jobs", "schedules", "history", "dead-letters", "outbox", "events", "entity", "search", "audit", "alerts",
+    "processes", "webhooks", "actions", "sign-in", "sign-out", "signed-out", "theme", "static", "live",
+})  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -30,6 +36,8 @@ class Rights:
         self._actions: dict[str, Action] = {}
         self._forms: dict[str, FormPage] = {}
         for section in sections:
+            if section.name in TAKEN:
+                raise Invalid(f"{section.name!r} cannot name a section: it is a page of the engine")
             self._forms |= getattr(section.router, "forms", {})
             for action in section.actions:
                 if action.name in self._actions or action.name in ACTIONS:
