@@ -18,7 +18,7 @@ from duly.app import Duly
 from duly.console import Pages, Section, Wrong, check_may_act, may_act, show
 from duly.console.forms import MARKED, read_wrong
 from duly.db import Database, Tx
-from duly.errors import Conflict, Fault, Invalid
+from duly.errors import Conflict, Fault, Forbidden, Invalid
 from duly.operate import Action, Arguments, Result, write_audit
 from tests.console.conftest import Site, csrf_of, post, serving
 from tests.support import rows, value
@@ -61,6 +61,8 @@ async def rename(tx: Tx, given: Naming, actor: str, reason: str | None) -> Resul
         raise error
     if given.name == "taken":
         raise Conflict("this name is taken")
+    if given.name == "mine":
+        raise Forbidden("it is your own")
     await write_audit(tx, actor=actor, action="order.renamed", subject="order:9", reason=reason)
     return Result("renamed it")
 
@@ -226,7 +228,8 @@ async def test_without_the_token_or_from_elsewhere_nothing_is_done(site: Site, d
 @pytest.mark.parametrize(
     ("given", "status", "at_field", "above"),
     [("x" * 11, 422, "String should have at most 10 characters", MARKED),
-     ("deep", 422, "$.name.all[0].givenOp: write another", MARKED), ("taken", 409, None, "This name is taken")],
+     ("deep", 422, "$.name.all[0].givenOp: write another", MARKED), ("taken", 409, None, "This name is taken"),
+     ("mine", 403, None, "It is your own")],
 )  # fmt: skip
 async def test_what_is_refused_is_said_at_the_field_with_what_was_typed(
     site: Site, dsn: str, given: str, status: int, at_field: str | None, above: str

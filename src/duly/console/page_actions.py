@@ -13,7 +13,7 @@ from fastapi.responses import RedirectResponse, Response
 from duly.console.forms import Wrong, read_wrong
 from duly.console.routes import MOUNT, BadQuery, Pages, Query, for_anyone, read, show, signed_in
 from duly.console.sign_in import local_path
-from duly.errors import Conflict, Fault, Invalid
+from duly.errors import Conflict, Fault, Forbidden, Invalid
 from duly.idempotency.guard import Answer, Keyed, check_key, fingerprint, reserve, store
 from duly.operate.actions import Action, Arguments, Result, read_arguments
 from duly.operate.arguments import BULK_LIMIT, TEXT_LIMIT
@@ -55,7 +55,7 @@ async def act(request: Request, name: str) -> Response:
     action, form = _allowed(request, name), request.state.form
     try:
         return await _act(request, action, form)
-    except (Invalid, Conflict) as error:
+    except (Invalid, Conflict, Forbidden) as error:
         page = console.rights.find_form(name)
         if page is None:
             raise
