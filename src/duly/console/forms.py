@@ -15,15 +15,23 @@ MARKED = "Nothing was changed: see what is marked below."
 
 @dataclass(frozen=True)
 class Wrong:
-    """What a form said, and why it was refused: sentences by field, and one for all of it."""
+    """What a form said, and why it was refused: sentences by field, and one for all of it.
+
+    A page with several forms shows it in the one of ``action``.
+    """
 
     given: Mapping[str, str]
     status: int
     sentence: str
     at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    action: str = ""
+
+    def of(self, action: str) -> Wrong | None:
+        """It, if it is about the form of this action."""
+        return self if self.action == action else None
 
 
-def read_wrong(error: DulyError, given: Mapping[str, str], fields: Collection[str]) -> Wrong:
+def read_wrong(error: DulyError, given: Mapping[str, str], fields: Collection[str], *, action: str = "") -> Wrong:
     """What is wrong, at the fields where it is.
 
     A fault names a place in JSON; the first member on the way there that is a field of the form is where it is shown,
@@ -40,4 +48,4 @@ def read_wrong(error: DulyError, given: Mapping[str, str], fields: Collection[st
         is_deeper = names[-1] != found or fault.path.endswith("]")
         at.setdefault(found, []).append(f"{fault.path}: {fault.detail}" if is_deeper else fault.detail)
     sentence = str(error)[:1].upper() + str(error)[1:] if is_elsewhere else MARKED
-    return Wrong(given, error.status, sentence, {name: tuple(said) for name, said in at.items()})
+    return Wrong(given, error.status, sentence, {name: tuple(said) for name, said in at.items()}, action)

@@ -59,7 +59,7 @@ async def act(request: Request, name: str) -> Response:
         page = console.rights.find_form(name)
         if page is None:
             raise
-        wrong = read_wrong(error, form, {*action.arguments.model_fields, "reason"})
+        wrong = read_wrong(error, form, {*action.arguments.model_fields, "reason"}, action=name)
         return await page(request, wrong)
 
 
@@ -77,11 +77,11 @@ async def _act(request: Request, action: Action, form: Mapping[str, str]) -> Res
     given = {field: value for field, value in form.items() if field not in OURS and (value.strip() or field in empty)}
     arguments = read_arguments(action, given)
     if action.is_destructive and form.get("confirmed") != "yes":
-        return await _confirm(request, action, given, form.get("return_to", ""))
+        return await _confirm(request, action, given, form.get("return_to", ""), reason=form.get("reason", ""))
     reason = form.get("reason", "").strip() or None
     if action.needs_reason and reason is None:
         if console.rights.find_form(action.name) is None:
-            return await _confirm(request, action, given, form.get("return_to", ""), _missing_reason(form))
+            return await _confirm(request, action, given, form.get("return_to", ""), wrong=_missing_reason(form))
         raise _reason_needed()
     result = await console.db.run(_work(request, action, arguments, form, reason))
     return_to = f"{MOUNT}{result.page}" if result.page is not None else local_path(form.get("return_to", ""))
@@ -151,7 +151,13 @@ def _again(before: Answer) -> Result:
 
 
 async def _confirm(
-    request: Request, action: Action, given: Mapping[str, Any], return_to: str, wrong: Wrong | None = None
+    request: Request,
+    action: Action,
+    given: Mapping[str, Any],
+    return_to: str,
+    *,
+    reason: str = "",
+    wrong: Wrong | None = None,
 ) -> Response:
     arguments = read_arguments(action, given)
     count = await _count(request, action, arguments)
@@ -161,7 +167,7 @@ async def _confirm(
         hidden["limit"] = str(max(1, min(count.number, BULK_LIMIT)))  # no more than were counted
     return show(
         request, "confirm.html", action=action, given=shown, hidden=hidden, count=count, limit=BULK_LIMIT,
-        return_to=local_path(return_to), wrong=wrong, status=wrong.status if wrong else 200,
+        return_to=local_path(return_to), reason=reason, wrong=wrong, status=wrong.status if wrong else 200,
     )  # fmt: skip
 
 
