@@ -91,7 +91,8 @@ async def _act(request: Request, action: Action, form: Mapping[str, str]) -> Res
         return_to = f"{MOUNT}/actions/{action.name}?{urlencode({**result.rest, 'return_to': return_to})}"
     response = RedirectResponse(return_to, status_code=303)
     response.headers["Cache-Control"] = "no-store"
-    console.note(request, response, result.message[:1].upper() + result.message[1:] + ".")
+    tone = "bad" if result.is_refused else "good"
+    console.note(request, response, result.message[:1].upper() + result.message[1:] + ".", tone=tone)
     return response
 
 
@@ -120,7 +121,7 @@ def _work(
 
 def _reason_needed() -> Invalid:
     refusal = Invalid("say why")
-    refusal.faults = (Fault("body", "$.reason", "say why: it is kept in the audit with your name"),)
+    refusal.faults = (Fault("body", "$.reason", "say why"),)
     return refusal
 
 
@@ -139,7 +140,8 @@ def _asked(actor: str, name: str, form: Mapping[str, str]) -> Keyed | None:
 
 
 def _kept(result: Result) -> Answer:
-    kept = {"message": result.message, "rest": dict(result.rest) if result.rest else None, "page": result.page}
+    rest = dict(result.rest) if result.rest else None
+    kept = {"message": result.message, "rest": rest, "page": result.page, "is_refused": result.is_refused}
     return Answer(303, (), json.dumps(kept).encode())
 
 
@@ -147,7 +149,7 @@ def _again(before: Answer) -> Result:
     """What the first click did, without its secret: that was shown once."""
     kept = json.loads(before.body)
     said = f"{kept['message']}; it was done by your first click, and not again"
-    return Result(said, rest=kept["rest"], page=kept.get("page"))
+    return Result(said, rest=kept["rest"], page=kept.get("page"), is_refused=kept.get("is_refused", False))
 
 
 async def _confirm(

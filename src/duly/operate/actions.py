@@ -39,6 +39,7 @@ class Result:
 
     ``secret`` is shown once, to whoever acted, and kept nowhere. ``rest`` are the arguments that go on where a bulk
     action ended. ``page`` is the page of the console to see next, such as ``/orders/7``, if not the one acted from.
+    One that ``is_refused`` wrote down that it was tried, and did not do what was asked for.
     """
 
     message: str
@@ -47,6 +48,7 @@ class Result:
     secret: str | None = field(default=None, repr=False)
     rest: Mapping[str, str] | None = None
     page: str | None = None
+    is_refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Action:
     """One thing an operator can do. ``count`` says beforehand how many a bulk action would touch.
 
     One that ``makes_secret`` makes one if its argument ``secret`` is left out; its answer is then for one pair of eyes.
-    One that ``needs_reason`` is refused by the console without one.
+    One that ``needs_reason`` is refused by the console without one; ``reason_note`` says what becomes of it.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Action:
     verb: str = "Do it"
     makes_secret: bool = False
     needs_reason: bool = False
+    reason_note: str = "kept in the audit with your name"
 
     def __post_init__(self) -> None:
         """The name becomes a path and a command, so it is one."""
