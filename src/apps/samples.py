@@ -16,6 +16,7 @@ from apps.commerce import service as commerce
 from apps.commerce.events import ORDERS
 from apps.commerce.model import LAST_NET, PAYMENT_WINDOW, Line, Order
 from apps.currencies.service import SYNC
+from apps.finance.compliance import service as compliance
 from apps.finance.decisions import service as decisions
 from apps.finance.decisions.model import Observation
 from apps.finance.ledger import service as ledger
@@ -81,6 +82,25 @@ RULES: list[tuple[str, dict[str, Any], str, bool]] = [
     ("Watched payee", {"field": "to", "op": "in", "list": "watched-accounts"}, "REJECT", True),
     ("Many payees", {"field": "payees24h", "op": "gt", "value": 3}, "REVIEW", True),
     ("Stricter limit", {"field": "paid24h", "op": "gt", "value": "5000.00"}, "REVIEW", False),
+]
+LAUNDERING = "aml-screening"
+# What a risk officer begins with: much at once, much in a day from one account, many small ones, and money passed on.
+AML_RULES: list[tuple[str, dict[str, Any], str, bool]] = [
+    ("Large transaction", {"field": "amount", "op": "gte", "value": "10000.00"}, "REVIEW", True),
+    ("Much in a day", {"field": "moved24h", "op": "gt", "value": "15000.00"}, "REVIEW", True),
+    (
+        "Split into small ones",
+        {
+            "all": [
+                {"field": "transactions24h", "op": "gte", "value": 10},
+                {"field": "amount", "op": "lt", "value": "10000.00"},
+                {"field": "moved24h", "op": "gte", "value": "10000.00"},
+            ]
+        },
+        "REJECT",
+        True,
+    ),
+    ("Many receivers", {"field": "counterparties7d", "op": "gt", "value": 25}, "REVIEW", False),
 ]
 PAYMENTS = [
     (Decimal("120.00"), "acc-2"), (Decimal("15000.00"), "acc-2"), (Decimal("10.00"), "acc-13"),
@@ -221,21 +241,26 @@ async def _load_commerce(tx: Tx) -> None:
 async def _load_decisions(tx: Tx) -> None:
     """Rules that screen payments, one that nobody has activated yet, and some decisions to look at."""
     await decisions.put_list(tx, "watched-accounts", members=["acc-13", "acc-66"], actor="sample-admin")
-    for name, conditions, outcome, is_active in RULES:
-        written = {
-            "name": name, "conditions": conditions, "priority": 0, "terminate": False, "action": {"decision": outcome},
-        }  # fmt: skip
-        rule, _ = await decisions.create_rule(tx, SCREENING, written=written, actor="sample-admin")
-        if is_active:
-            await decisions.activate_rule(
-                tx, rule.id, version=None, acknowledge_warnings=False, actor="sample-admin"
-            )  # fmt: skip
+    written = [(SCREENING, *rule) for rule in RULES] + [(LAUNDERING, *rule) for rule in AML_RULES]
+    for rule_set, name, conditions, outcome, is_active in written:
+        await _write_rule(tx, rule_set, name, conditions, outcome, is_active=is_active)
     for number, (amount, payee) in enumerate(PAYMENTS):
         facts = {"amount": amount, "currency": "PLN", "from": "acc-1", "to": payee, "paymentId": f"sample-{number}"}
         await decisions.evaluate(tx, SCREENING, facts, subject=f"sample-{number}")
         await decisions.observe(
             tx, Observation("payments", ("acc-1",), amount, payee), Observation("payments", ("acc-1", "PLN"), amount)
         )
+
+
+async def _write_rule(
+    tx: Tx, rule_set: str, name: str, conditions: dict[str, Any], outcome: str, *, is_active: bool
+) -> None:
+    written = {
+        "name": name, "conditions": conditions, "priority": 0, "terminate": False, "action": {"decision": outcome},
+    }  # fmt: skip
+    rule, _ = await decisions.create_rule(tx, rule_set, written=written, actor="sample-admin")
+    if is_active:
+        await decisions.activate_rule(tx, rule.id, version=None, acknowledge_warnings=False, actor="sample-admin")
 
 
 async def _place(tx: Tx, *, customer: str, minutes: int) -> Order:
@@ -292,5 +317,15 @@ async def _load_payments(tx: Tx) -> None:
     await ledger.post(tx, Posting("sample deposit of Carla", lines))
     for paid in PAID:
         await payments.initiate(
-            tx, from_id=carla, to_id=dan, amount=Decimal(paid), currency="PLN", by="sample-teller", provider="bank"
+            tx,
+            from_id=carla,
+            to_id=dan,
+            amount=Decimal(paid),
+            currency="PLN",
+            by="sample-teller",
+            provider="bank",
+            tell=compliance.open_for_payment,
         )
+    (held, *_), _ = await compliance.list_cases(tx, limit=1)  # the one of 11000.00, which is under review
+    await compliance.claim(tx, held.id, actor="sample-officer")
+    await compliance.comment(tx, held.id, text="Asked the customer for the invoice.", actor="sample-officer")

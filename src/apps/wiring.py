@@ -15,6 +15,10 @@ from apps.commerce import workers as commerce_workers
 from apps.currencies import api as currencies_api
 from apps.currencies import console as currencies_console
 from apps.currencies import workers as currencies_workers
+from apps.finance.compliance import api as compliance_api
+from apps.finance.compliance import console as compliance_console
+from apps.finance.compliance import service as compliance
+from apps.finance.compliance import workers as compliance_workers
 from apps.finance.decisions import api as decisions_api
 from apps.finance.decisions import console as decisions_console
 from apps.finance.decisions import workers as decisions_workers
@@ -64,13 +68,19 @@ app.include_router(ledger_api.router)
 ledger_workers.register(app)
 
 # Banks are plugged in by name, here and nowhere else.
-app.include_router(payments_api.create_router({BANK: bank.SECRET}, provider=BANK))
-payments_workers.register(app, {BANK: HttpBank(BANK)})
+app.include_router(
+    payments_api.create_router({BANK: bank.SECRET}, provider=BANK, on_review=compliance.open_for_payment)
+)
+payments_workers.register(app, {BANK: HttpBank(BANK)}, on_review_expired=compliance.close_expired)
 app.include_router(bank.create_router(), development_only=True)
+
+# So is who explains cases: create_router(copilot), and the same for the console. Without one, the built-in does.
+app.include_router(compliance_api.create_router())
+compliance_workers.register(app)
 
 for pages in (
     transfers_console, quality_console, birthdays_console, commerce_console, currencies_console, payments_console,
-    ledger_console, decisions_console,
+    ledger_console, decisions_console, compliance_console,
 ):  # fmt: skip
     pages.register(app)
 

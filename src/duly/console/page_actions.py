@@ -16,7 +16,7 @@ from duly.console.sign_in import local_path
 from duly.errors import Conflict, Fault, Forbidden, Invalid
 from duly.idempotency.guard import Answer, Keyed, check_key, fingerprint, reserve, store
 from duly.operate.actions import Action, Arguments, Result, read_arguments
-from duly.operate.arguments import BULK_LIMIT, TEXT_LIMIT
+from duly.operate.arguments import BULK_LIMIT
 from duly.operate.counts import Count
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _work(
     """
     session = signed_in(request)
     is_of_section = request.app.state.console.rights.is_of_section(action.name)
-    actor = session.subject[:TEXT_LIMIT] if is_of_section else session.actor
+    actor = session.subject if is_of_section else session.actor
     asked = _asked(session.actor, action.name, form)
 
     async def work(tx: Tx) -> Result:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from duly.db import Tx, fetch
-from duly.operate.arguments import filter_text, page_size, signed
+from duly.operate.arguments import TEXT_LIMIT, filter_text, page_size, signed
 from duly.operate.sql import INSERT_AUDIT, LIST_AUDIT, LIST_AUDIT_OF_SUBJECT
 
 
@@ -50,10 +50,10 @@ async def write_audit(
 ) -> None:
     """The record of an application's own action, in the transaction that does it; ``before`` and ``after`` are JSON.
 
-    An action is past tense, such as ``order.closed``, and a subject is ``order:7``.
+    An action is past tense, such as ``order.closed``, and a subject is ``order:7``. A long actor is cut.
     """
     await fetch(
-        tx, INSERT_AUDIT, **signed(actor=actor, reason=reason), action=action, subject=subject,
+        tx, INSERT_AUDIT, **signed(actor=actor[:TEXT_LIMIT], reason=reason), action=action, subject=subject,
         before=json.dumps(before, default=str) if before is not None else None,
         after=json.dumps(after, default=str) if after is not None else None,
     )  # fmt: skip

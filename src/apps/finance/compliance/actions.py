@@ -25,7 +25,7 @@ from apps.finance.compliance.model import (
 )
 from apps.finance.compliance.resolving import Decided
 from apps.shared.money import show
-from apps.shared.text import Name, Prose
+from apps.shared.text import EXACT, Prose
 from duly import Tx
 from duly.errors import Fault, Invalid
 from duly.operate import Action, Arguments, Result, write_audit
@@ -54,7 +54,7 @@ class OfCase(Arguments):
 class Assignment(OfCase):
     """Who is to work on it."""
 
-    assignee: Name
+    assignee: Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=EXACT)]
 
 
 class Comment(OfCase):

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from apps.finance.compliance import service, store
 from apps.finance.compliance.actions import ACTIONS, EFFECTS, ROLE
-from apps.finance.compliance.copilot import Explainer
+from apps.finance.compliance.copilot import Copilot, Explainer
 from apps.finance.compliance.model import (
     REASON_CODES,
     CaseFile,
@@ -56,8 +56,6 @@ TONES: Mapping[LineKind, str] = {
     LineKind.OVERDUE: "warn", LineKind.PROPOSED: "warn", LineKind.RESOLUTION_REFUSED: "bad", LineKind.RESOLVED: "good",
     LineKind.PROPOSAL_REFUSED: "bad",
 }  # fmt: skip
-pages = Pages()
-_explainer: list[Explainer] = [Explainer()]
 
 
 @dataclass(frozen=True)
@@ -69,17 +67,34 @@ class About:
     transactions: list[Transaction]
 
 
-def register(app: Duly, explainer: Explainer | None = None) -> None:
-    """Add the section; the explainer is the API's."""
-    _explainer[0] = explainer or Explainer()
-    templates = Path(__file__).parent / "templates"
+def register(app: Duly, copilot: Copilot | None = None) -> None:
+    """Add the section; a ``copilot`` explains cases, and without one the built-in does."""
+    templates, pages = Path(__file__).parent / "templates", create_pages(Explainer(copilot))
     app.include_console(
         Section("cases", "Cases", pages, templates=templates, roles=(ROLE,), is_closed=True, actions=ACTIONS)
     )
 
 
-@pages.get("")
-async def cases(request: Request) -> Response:
+def create_pages(explainer: Explainer) -> Pages:
+    """The queue and the case; each form of a case is on its page."""
+    pages = Pages()
+    pages.get("")(show_queue)
+
+    @pages.get("/{id}")
+    async def case(request: Request, id: UUID) -> Response:
+        return await show_case(request, id, explainer)
+
+    @pages.form(*(action.name for action in ACTIONS))
+    async def case_again(request: Request, wrong: Wrong) -> Response:
+        id = parse_uuid(wrong.given.get("id", ""))
+        if id is None:
+            raise NotFound("there is no such case")
+        return await show_case(request, id, explainer, wrong)
+
+    return pages
+
+
+async def show_queue(request: Request) -> Response:
     """The queue: what is open, unless other filters are given. Cases about payments of one's own are not in it."""
     query, subject = Query(request), signed_in(request).subject
     status = query.choice("status", (*STATUSES, ANY)) or Status.OPEN.value
@@ -102,22 +117,11 @@ async def cases(request: Request) -> Response:
     )  # fmt: skip
 
 
-@pages.get("/{id}")
-async def case(request: Request, id: UUID) -> Response:
-    """One, with why it is there, what it is about, what happened to it, and what can be done."""
-    return await _show_case(request, id, None)
+async def show_case(request: Request, id: UUID, explainer: Explainer, wrong: Wrong | None = None) -> Response:
+    """One, with why it is there, what it is about, what happened to it, and what can be done.
 
-
-@pages.form(*(action.name for action in ACTIONS))
-async def case_again(request: Request, wrong: Wrong) -> Response:
-    """The same, with what was typed and why it was refused."""
-    id = parse_uuid(wrong.given.get("id", ""))
-    if id is None:
-        raise NotFound("there is no such case")
-    return await _show_case(request, id, wrong)
-
-
-async def _show_case(request: Request, id: UUID, wrong: Wrong | None) -> Response:
+    What was refused is said with what was typed. Nobody sees a case about a payment of their own.
+    """
     before = Query(request).number("before")
     subject = signed_in(request).subject
     async with read(request) as look:
@@ -125,7 +129,7 @@ async def _show_case(request: Request, id: UUID, wrong: Wrong | None) -> Respons
         check_stranger(found.case, subject)
         lines, earlier = await service.read_timeline(look.tx, id, before=before, limit=LINES)
         about = await _read_about(look.tx, found)
-    explanation = await _explainer[0].explain(found.case, found.alert)  # no transaction waits for it
+    explanation = await explainer.explain(found.case, found.alert)  # no transaction waits for it
     return show(
         request, "cases_one.html", now=look.now, one=found.case, alert=found.alert, reopened_as=found.reopened_as,
         lines=[(line, WORDS[line.kind], TONES.get(line.kind, ""), tell(line)) for line in lines], earlier=earlier,

@@ -354,6 +354,11 @@ async def find_loaded(tx: Tx, rule_set_id: str) -> Loaded:
     return await _cache.load(tx, record.snapshot_id)
 
 
+async def find_snapshot(tx: Tx, snapshot_id: UUID) -> Loaded:
+    """A version of a rule set, ready to be asked."""
+    return await _cache.load(tx, snapshot_id)
+
+
 async def _check(tx: Tx, loaded: Loaded, written: Mapping[str, Any]) -> dict[str, Any]:
     """What a person wrote, ready to be stored; BadRule (400) with the JSON path of everything that is wrong."""
     tree = parse(written["conditions"], kinds=loaded.settings.kinds)

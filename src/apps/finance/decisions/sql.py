@@ -155,6 +155,23 @@ VALUES (duly.uuid7(CAST(:at AS timestamptz)), :rule_set_id, :rule_set_version, :
         :latency_us)
 RETURNING id
 """)
+INSERT_DECISIONS = text("""
+WITH given AS MATERIALIZED (
+    SELECT g.*, duly.uuid7(CAST(:at AS timestamptz)) AS id
+    FROM unnest(CAST(:subjects AS text[]), CAST(:decisions AS text[]), CAST(:scores AS integer[]),
+                CAST(:factss AS text[]), CAST(:matcheds AS text[]), CAST(:incompletes AS text[]),
+                CAST(:evaluateds AS integer[]), CAST(:latency_uss AS integer[]))
+         WITH ORDINALITY AS g(subject, decision, score, facts, matched, incomplete, evaluated, latency_us, place)
+), written AS (
+    INSERT INTO decisions.log (id, rule_set_id, rule_set_version, snapshot_id, engine, subject, at, decision, score,
+                               facts, matched, incomplete, evaluated, latency_us)
+    SELECT id, CAST(:rule_set_id AS text), CAST(:rule_set_version AS integer), CAST(:snapshot_id AS uuid),
+           CAST(:engine AS text), subject, CAST(:at AS timestamptz), decision, score, CAST(facts AS jsonb),
+           CAST(matched AS jsonb), CAST(incomplete AS jsonb), evaluated, latency_us
+    FROM given
+)
+SELECT id FROM given ORDER BY place
+""")
 FIND_DECISION = text("SELECT * FROM decisions.log WHERE id = :id")
 LIST_DECISIONS = text("""
 SELECT * FROM decisions.log

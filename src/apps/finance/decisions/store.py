@@ -226,6 +226,15 @@ async def insert_decision(tx: Tx, values: Mapping[str, Any]) -> UUID:
     return decision_id
 
 
+async def insert_decisions(
+    tx: Tx, shared: Mapping[str, Any], made: Sequence[Mapping[str, Any]]
+) -> list[UUID]:  # fmt: skip
+    """Log many decisions of one rule set at one moment; their ids, in the same order."""
+    names = ("subject", "decision", "score", "facts", "matched", "incomplete", "evaluated", "latency_us")
+    columns = {f"{name}s": [one[name] for one in made] for name in names}
+    return [row[0] for row in await tx.execute(sql.INSERT_DECISIONS, {**shared, **columns})]
+
+
 async def find_decision(tx: Tx, decision_id: UUID) -> Mapping[str, Any] | None:
     """One of the log."""
     row = (await tx.execute(sql.FIND_DECISION, {"id": decision_id})).mappings().one_or_none()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -22,6 +22,8 @@ LONGEST_REFERENCE = 200
 REVERSAL_SUFFIX = "-rev"
 DEFAULT_HOLD = timedelta(days=7)
 LONGEST_HOLD = timedelta(days=90)
+WINDOWS = ("hour", "day", "week")
+"""Over which flows are measured."""
 GENESIS = bytes(32)
 """What the first seal follows."""
 
@@ -238,6 +240,37 @@ class Transaction:
     reversed_by_id: UUID | None = None
     hold_id: UUID | None = None
     reason: str | None = None
+
+
+@dataclass(frozen=True)
+class FlowQuestion:
+    """What is asked of an account: how much moved until this entry of it, which is of this moment."""
+
+    account_id: UUID
+    version: int
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How many entries lowered an account, by how much in minor units, and how many raised it, by how much."""
+
+    outs: int
+    out_minor: int
+    ins: int
+    in_minor: int
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The side of an account, whether it is owed to a customer, and what moved by window.
+
+    None where there was more than is read.
+    """
+
+    side: int
+    is_customers: bool
+    windows: Mapping[str, Moved | None]
 
 
 @dataclass(frozen=True)

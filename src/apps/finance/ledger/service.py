@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any, TypeVar
 from uuid import UUID
 
-from apps.finance.ledger import events, store
+from apps.finance.ledger import events, store, store_flows
 from apps.finance.ledger.model import (
     DEFAULT_HOLD,
     LONGEST_HOLD,
@@ -34,6 +34,8 @@ from apps.finance.ledger.model import (
     BalanceTooLarge,
     Direction,
     Entry,
+    Flow,
+    FlowQuestion,
     Hold,
     HoldEnded,
     HoldExceeded,
@@ -61,6 +63,8 @@ F = TypeVar("F", Account, Balance)
 EXPIRE_HOLD = "ledger.expire-hold"
 HOLDS_KEPT_DAYS = 400
 FORGET_LIMIT = 10_000  # in one commit
+MOST_FLOW_ENTRIES = 20_000  # of one account, read for all questions about it
+MOST_RECEIVER_ENTRIES = 500
 
 REFUSALS: dict[str, Callable[[], DulyError]] = {
     "account_closed": lambda: AccountClosed("the account is closed: reopen it, or use another"),
@@ -211,6 +215,18 @@ async def read_transaction(tx: Tx, transaction_id: UUID) -> Transaction:
     if found is None:
         raise TransactionNotFound(f"no transaction has the id {transaction_id}")
     return found
+
+
+async def read_flows(tx: Tx, asked: Sequence[FlowQuestion], *, most: int = MOST_FLOW_ENTRIES) -> list[Flow]:
+    """What moved on each account over windows that end at one of its entries, as it was then; one statement."""
+    return await store_flows.read_flows(tx, asked, most=most) if asked else []
+
+
+async def count_receivers(
+    tx: Tx, asked: Sequence[FlowQuestion], *, most: int = MOST_RECEIVER_ENTRIES
+) -> list[int | None]:  # fmt: skip
+    """To how many other accounts the money of each went in the week until that entry; None where it is too busy."""
+    return await store_flows.count_receivers(tx, asked, most=most) if asked else []
 
 
 # -- holds -----------------------------------------------------------------------------------------------------------

@@ -17,13 +17,16 @@ from pydantic.alias_generators import to_camel
 from apps.finance.payments import service
 from apps.finance.payments.model import (
     INSUFFICIENT_BALANCE,
+    UNTOLD_CAUSES,
     Callback,
     HistoryLine,
     Payment,
     Resolution,
     State,
     is_reference,
+    tell_reason,
 )
+from apps.finance.payments.service import TellHeld
 from apps.finance.payments.store import Unmatched
 from apps.shared.money import Currency, ExactAmount, show
 from apps.shared.text import EXACT, Name, PageSize
@@ -238,8 +241,11 @@ class Receivers:
         return self._made[key]
 
 
-def create_router(development_secrets: Mapping[str, str], *, provider: str) -> Router:
-    """The routes; ``development_secrets`` names the banks that call, ``provider`` is where new payments go."""
+def create_router(development_secrets: Mapping[str, str], *, provider: str, on_review: TellHeld) -> Router:
+    """The routes; ``development_secrets`` names the banks that call, ``provider`` is where new payments go.
+
+    ``on_review`` hears in the same transaction of each that a person has to decide about.
+    """
     router = Router(prefix="/v1", tags=["payments"])
     receivers = Receivers(development_secrets)
 
@@ -252,7 +258,7 @@ def create_router(development_secrets: Mapping[str, str], *, provider: str) -> R
         """Pay; 422 without cover: the payment is kept as FAILED all the same, and the answer says where."""
         made = await service.initiate(
             tx, from_id=new.from_, to_id=new.to, amount=new.amount, currency=new.currency, by=caller.subject,
-            provider=provider,
+            provider=provider, tell=on_review,
         )  # fmt: skip
         location = {"Location": f"/v1/payments/{made.payment.id}"}
         if not made.has_cover:
@@ -354,7 +360,7 @@ def _show(payment: Payment) -> PaymentView:
 
 
 def _values(payment: Payment) -> dict[str, Any]:
-    values = {name: getattr(payment, name) for name in SHOWN}
+    values = {name: getattr(payment, name) for name in SHOWN} | {"reason": tell_reason(payment.reason)}
     ends = {"from": payment.from_account_id, "to": payment.to_account_id}
     return values | ends | {"amount": show(payment.amount, payment.currency)}
 
@@ -366,5 +372,5 @@ def _show_unmatched(one: Unmatched) -> UnmatchedView:
 def _show_line(line: HistoryLine) -> HistoryView:
     return HistoryView(
         number=line.number, at=line.at, from_state=line.from_state, to_state=line.to_state, cause=line.cause,
-        detail=line.detail,
+        detail=None if line.cause in UNTOLD_CAUSES else tell_reason(line.detail),
     )  # fmt: skip

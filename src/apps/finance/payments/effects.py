@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import structlog
@@ -30,6 +30,7 @@ from apps.finance.payments.model import (
     Heard,
     Payment,
     State,
+    tell_reason,
 )
 from apps.shared.money import show
 from duly import Tx, emit, schedule
@@ -39,6 +40,7 @@ from duly.messages import EventBody
 from duly.operate.alerts import raise_alert, resolve_alert
 
 log = structlog.get_logger("apps.payments")
+E = TypeVar("E", bound=EventBody)
 MOST_OF_AN_ACTOR = 200  # in the engine's audit
 SEND, ASK, RETURN, EXPIRE_REVIEW = "payments.send", "payments.ask", "payments.return", "payments.expire-review"
 FACTS: dict[State, type[EventBody]] = {
@@ -123,9 +125,7 @@ async def give_back(tx: Tx, payment: Payment) -> Payment:
             await void(tx, payment.incoming_hold_id)
             failpoint("handler.mid")
             try:
-                reversal_id = (
-                    await ledger.reverse(tx, payment.transaction_id, reason=f"payment {payment.id}: {payment.reason}")
-                ).id
+                reversal_id = (await ledger.reverse(tx, payment.transaction_id, reason=returned_reason(payment))).id
             except AlreadyReversed:  # by somebody with that right
                 found = (await ledger.read_transaction(tx, payment.transaction_id)).reversed_by_id
                 assert found is not None
@@ -139,6 +139,11 @@ async def give_back(tx: Tx, payment: Payment) -> Payment:
         )
         return payment.move(State.RETURNING, reason=payment.reason)
     return replace(payment, reversal_id=reversal_id)
+
+
+def returned_reason(payment: Payment) -> str:
+    """Of the reversal of its posting, when it is we who reverse it."""
+    return f"payment {payment.id}: {payment.reason}"
 
 
 async def contradict(tx: Tx, payment: Payment, heard: Heard, *, now: datetime) -> Payment:
@@ -186,7 +191,22 @@ def _fact(payment: Payment, *, is_new: bool) -> EventBody | None:
     kind = FACTS.get(payment.state)
     if kind is None or (kind is events.PaymentCreated and not is_new):
         return None
+    return _as(kind, payment)
+
+
+def held(payment: Payment) -> events.PaymentPendingReview:
+    """The fact that a person has to decide about it."""
+    return _as(events.PaymentPendingReview, payment)
+
+
+def rejected(payment: Payment) -> events.PaymentRejected:
+    """The fact that it was rejected."""
+    return _as(events.PaymentRejected, payment)
+
+
+def _as(kind: type[E], payment: Payment) -> E:
     known = vars(payment) | {
         "payment_id": payment.id, "amount": show(payment.amount, payment.currency), "hold_id": payment.review_hold_id,
+        "reason": tell_reason(payment.reason),
     }  # fmt: skip
     return kind.model_validate({name: known[name] for name in kind.model_fields})

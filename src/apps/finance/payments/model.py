@@ -44,6 +44,11 @@ LAST_TRY = "last_try"
 LOST = "lost"
 REVERSED = "reversed"
 RESOLVED = "resolved"
+RECALLED = "recalled"
+NOT_APPROVED = "not_approved"
+"""All that others hear of why a payment was not approved: who screens payments does not say what they look at."""
+UNTOLD = frozenset({SCREENING, REVIEW_REJECTED, REVIEW_EXPIRED})
+UNTOLD_CAUSES = frozenset({"review", "release", "recall"})
 
 
 class State(StrEnum):
@@ -121,6 +126,10 @@ class WrongCurrency(Invalid):
 
 class NotUnderReview(Conflict):
     """The payment is not under review, or not any more."""
+
+
+class AtTheBank(Conflict):
+    """The bank may have the payment, or has had it."""
 
 
 class NothingToResolve(Conflict):
@@ -377,6 +386,18 @@ def resolve(payment: Payment, resolution: Resolution) -> Payment:
     if is_return == (payment.state is State.COMPLETED):
         raise NotResolvable(f"the payment is {payment.state.value} for good: correct it with a posting")
     return clear
+
+
+def is_with_us(payment: Payment) -> bool:
+    """Whether it is posted and the bank certainly does not have it, so that its money can simply go back."""
+    if payment.contradicted_at is not None:
+        return False
+    return payment.retryable or payment.delivery is Delivery.DUE
+
+
+def tell_reason(reason: str | None) -> str | None:
+    """A payment's reason, as its initiator and subscribers hear it."""
+    return NOT_APPROVED if reason in UNTOLD else reason
 
 
 def is_reference(name: str) -> bool:

@@ -6,8 +6,8 @@ still go back, so that giving it back can never overdraw anybody.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -30,12 +30,11 @@ from apps.finance.ledger.model import (
 )
 from apps.finance.payments import effects, events, model, store
 from apps.finance.payments.effects import ASK, EXPIRE_REVIEW, RETURN, SEND
+from apps.finance.payments.effects import returned_reason as returned_reason
 from apps.finance.payments.hearing import doubt, listen, tell_reference
 from apps.finance.payments.model import (
     INSUFFICIENT_BALANCE,
     RETURN_WAIT,
-    REVIEW_EXPIRED,
-    REVIEW_REJECTED,
     REVIEW_WINDOW,
     SCREENING,
     VALIDITY,
@@ -47,7 +46,6 @@ from apps.finance.payments.model import (
     Heard,
     HistoryLine,
     NotResolvable,
-    NotUnderReview,
     Order,
     Payment,
     PaymentNotFound,
@@ -63,6 +61,13 @@ from apps.finance.payments.model import (
     speaks_of_another,
     wait_before_asking,
 )
+from apps.finance.payments.reviews import expire_review as expire_review
+from apps.finance.payments.reviews import lock as lock
+from apps.finance.payments.reviews import lock_held as lock_held
+from apps.finance.payments.reviews import recall as recall
+from apps.finance.payments.reviews import reject as reject
+from apps.finance.payments.reviews import release as release
+from apps.finance.payments.reviews import said
 from apps.shared.money import LARGEST_EXACT, BadAmount, fit, show
 from duly import NewJob, Tx, cancel, emit, find_queued, schedule, schedule_many
 from duly.errors import DulyError
@@ -89,6 +94,9 @@ WAITED_FOR = {
 """The jobs of which an open payment has one, by its state; the last is the one that can be made up for."""
 
 
+TellHeld = Callable[[Tx, events.PaymentPendingReview], Awaitable[None]]
+
+
 @dataclass(frozen=True)
 class Initiated:
     """A payment, and the error that its initiator hears although it is kept."""
@@ -101,9 +109,12 @@ class Initiated:
 
 
 async def initiate(
-    tx: Tx, *, from_id: UUID, to_id: UUID, amount: Decimal, currency: str, by: str, provider: str
+    tx: Tx, *, from_id: UUID, to_id: UUID, amount: Decimal, currency: str, by: str, provider: str, tell: TellHeld
 ) -> Initiated:
-    """Screen, hold or post, and send (F5); what the rules refuse, or what has no cover, is kept and told."""
+    """Screen, hold or post, and send (F5); what the rules refuse, or what has no cover, is kept and told.
+
+    ``tell`` hears in the same transaction of what the rules want a person to decide.
+    """
     if from_id == to_id:
         raise at_path(SelfPayment("a payment goes to another account"), "$.to")
     if not amount.is_finite() or not 0 < amount <= LARGEST_EXACT:
@@ -150,45 +161,10 @@ async def initiate(
         Observation(STREAM, (str(from_id),), amount, str(to_id)),
         Observation(STREAM, (str(from_id), currency), amount),
     )
-    return Initiated(await effects.create(tx, values))
-
-
-async def release(tx: Tx, payment_id: UUID, *, actor: str, reason: str | None = None) -> Payment:
-    """A review ended well: what was on hold is posted, and sent (F10). Without cover by now, it fails."""
-    found = await _lock_reviewed(tx, payment_id)
-    was = found.payment
-    payer = await ledger.read_account(tx, was.from_account_id)
-    values = {name: getattr(was, name) for name in ("id", "from_account_id", "to_account_id", "amount", "currency")}
-    await cancel(tx, EXPIRE_REVIEW, was.id)
-    await store.lock_ledger(tx, was)
-    try:
-        async with tx.begin_nested():  # of what is refused half-way nothing stays: the money is still on hold then
-            await effects.void(tx, was.review_hold_id)
-            posted = await effects.post(tx, values, payer, now=found.now)
-    except InsufficientFunds:
-        await effects.void(tx, was.review_hold_id)
-        failed = was.move(State.FAILED, reason=INSUFFICIENT_BALANCE)
-        return await effects.apply(tx, was, failed, cause="release", detail=_said(actor, reason))
-    after = replace(was.move(State.PROCESSING), **posted)
-    return await effects.apply(tx, was, after, cause="release", detail=_said(actor, reason))
-
-
-async def reject(tx: Tx, payment_id: UUID, *, actor: str, reason: str | None = None) -> Payment:
-    """A review ended badly: the hold is let go (F10)."""
-    found = await _lock_reviewed(tx, payment_id)
-    await cancel(tx, EXPIRE_REVIEW, payment_id)
-    return await _reject(tx, found.payment, REVIEW_REJECTED, detail=_said(actor, reason))
-
-
-async def expire_review(tx: Tx, payment_id: UUID) -> timedelta | None:
-    """Nobody has decided in time: as if it had been rejected. How long it has yet; None when there is nothing to do."""
-    found = await _lock(tx, payment_id)
-    if found.payment.state is not State.PENDING_REVIEW:
-        return None
-    if (wait := found.payment.created_at + REVIEW_WINDOW - found.now) > timedelta(0):
-        return wait
-    await _reject(tx, found.payment, REVIEW_EXPIRED)
-    return None
+    payment = await effects.create(tx, values)
+    if payment.state is State.PENDING_REVIEW:
+        await tell(tx, effects.held(payment))
+    return Initiated(payment)
 
 
 # -- sending, asking, hearing ----------------------------------------------------------------------------------------
@@ -200,7 +176,7 @@ async def begin_sending(tx: Tx, payment_id: UUID) -> Order | None:
     A try that began and of which nothing was heard since, because a worker died over it, is not repeated: the bank is
     asked.
     """
-    found = await _lock(tx, payment_id)
+    found = await lock(tx, payment_id)
     was = found.payment
     if was.contradicted_at is not None:
         return None
@@ -220,7 +196,7 @@ async def begin_sending(tx: Tx, payment_id: UUID) -> Order | None:
 
 async def begin_asking(tx: Tx, payment_id: UUID) -> Question | timedelta | None:
     """What the bank is to be asked; or how long to wait; None when there is nothing to ask."""
-    found = await _lock(tx, payment_id)
+    found = await lock(tx, payment_id)
     payment = found.payment
     if not payment.is_open or payment.contradicted_at is not None:
         return None
@@ -233,7 +209,7 @@ async def begin_asking(tx: Tx, payment_id: UUID) -> Question | timedelta | None:
 
 async def note_answer(tx: Tx, payment_id: UUID, heard: Heard) -> tuple[Payment, timedelta | None]:
     """What the bank said to a request or a question, and when to ask (again); None when that is not needed."""
-    found = await _lock(tx, payment_id)
+    found = await lock(tx, payment_id)
     payment = await listen(tx, found, heard)
     if not payment.is_open or payment.contradicted_at is not None:
         return payment, None
@@ -280,13 +256,13 @@ async def receive(tx: Tx, callback: Callback) -> str:
 
 async def resolve(tx: Tx, payment_id: UUID, *, resolution: Resolution, actor: str, reason: str) -> Payment:
     """End what was contradicted, or does not go back by itself; once. Its alerts are closed with it."""
-    found = await _lock(tx, payment_id)
+    found = await lock(tx, payment_id)
     was = found.payment
     after = model.resolve(was, resolution)
     is_complete = after.state is State.COMPLETED and was.state is not State.COMPLETED
     if is_complete and (await store.lock_posting(tx, was)).reversal_id is not None:
         raise NotResolvable("its posting was reversed, so the recipient has nothing: return it, and post anew")
-    saved = await effects.apply(tx, was, after, cause="resolve", detail=_said(actor, f"{resolution.value}: {reason}"))
+    saved = await effects.apply(tx, was, after, cause="resolve", detail=said(actor, f"{resolution.value}: {reason}"))
     await effects.close_alerts(tx, saved, actor=actor, reason=reason)
     for name in (ASK, RETURN):
         await cancel(tx, name, payment_id)
@@ -351,7 +327,7 @@ async def _recover(tx: Tx, idle: Sequence[tuple[UUID, State]]) -> int:
 
 async def return_money(tx: Tx, payment_id: UUID) -> bool:
     """Try once more to give back what the ledger refused to; whether there is nothing left to try."""
-    found = await _lock(tx, payment_id)
+    found = await lock(tx, payment_id)
     was = found.payment
     if was.state is not State.RETURNING or was.contradicted_at is not None:
         return True
@@ -382,6 +358,12 @@ async def find_payment(tx: Tx, payment_id: UUID) -> Payment:
     if found is None:
         raise PaymentNotFound(f"no payment has the id {payment_id}")
     return found
+
+
+async def find_posted(tx: Tx, transaction_ids: Sequence[UUID]) -> dict[UUID, Payment]:
+    """The payments whose postings these are, by posting."""
+    found = await store.find_posted(tx, transaction_ids)
+    return {payment.transaction_id: payment for payment in found if payment.transaction_id is not None}
 
 
 async def list_payments(
@@ -422,25 +404,6 @@ async def _keep(tx: Tx, callback: Callback, problem: str, found: store.Locked | 
     return "kept"
 
 
-async def _reject(tx: Tx, was: Payment, reason: str, *, detail: str | None = None) -> Payment:
-    await effects.void(tx, was.review_hold_id)
-    return await effects.apply(tx, was, was.move(State.REJECTED, reason=reason), cause="review", detail=detail)
-
-
-async def _lock(tx: Tx, payment_id: UUID) -> store.Locked:
-    found = await store.lock_payment(tx, payment_id)
-    if found is None:
-        raise PaymentNotFound(f"no payment has the id {payment_id}")
-    return found
-
-
-async def _lock_reviewed(tx: Tx, payment_id: UUID) -> store.Locked:
-    found = await _lock(tx, payment_id)
-    if found.payment.state is not State.PENDING_REVIEW:
-        raise NotUnderReview(f"the payment is {found.payment.state.value}")
-    return found
-
-
 async def _read_accounts(tx: Tx, from_id: UUID, to_id: UUID, currency: str) -> tuple[Account, Account]:
     """Both, if money can go from one to the other."""
     found = []
@@ -467,7 +430,3 @@ def _at_body(refused: DulyError) -> DulyError:
     if where.endswith(".amount"):
         return at_path(refused, "$.amount")
     return at_path(refused, "$.from" if "entries[0]" in where else "$.to")
-
-
-def _said(actor: str, reason: str | None) -> str:
-    return f"by {actor}" if not reason else f"by {actor}: {reason}"[:500]

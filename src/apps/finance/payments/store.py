@@ -96,6 +96,11 @@ SELECT p.*, duly.now() AS moment, (SELECT count(*) FROM found) AS named FROM pay
 WHERE p.id = (SELECT f.id FROM found f LIMIT 1)
 FOR NO KEY UPDATE OF p
 """)
+FIND_POSTED = text("SELECT * FROM payments.payments WHERE transaction_id = ANY(CAST(:ids AS uuid[]))")
+LOCK_HELD = text("""
+SELECT * FROM payments.payments WHERE id = ANY(CAST(:ids AS uuid[])) AND state = 'PENDING_REVIEW'
+ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+""")
 FIND_REFERENCE = text("""
 SELECT p.id FROM payments.payments p
 WHERE p.provider = CAST(:provider AS text) AND p.provider_ref = CAST(:reference AS text)
@@ -304,6 +309,16 @@ async def find_payment(tx: Tx, payment_id: UUID) -> Payment | None:
     """One by its id."""
     row = (await tx.execute(select(payments).where(payments.c.id == payment_id))).mappings().one_or_none()
     return _payment(row) if row else None
+
+
+async def find_posted(tx: Tx, transaction_ids: Sequence[UUID]) -> list[Payment]:
+    """Those that posted these."""
+    return [_payment(row) for row in (await tx.execute(FIND_POSTED, {"ids": list(transaction_ids)})).mappings()]
+
+
+async def lock_held(tx: Tx, payment_ids: Sequence[UUID]) -> list[Payment]:
+    """Those that are under review, and that nobody else has locked."""
+    return [_payment(row) for row in (await tx.execute(LOCK_HELD, {"ids": list(payment_ids)})).mappings()]
 
 
 async def read_history(tx: Tx, payment_id: UUID) -> list[HistoryLine]:

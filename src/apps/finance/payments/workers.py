@@ -11,6 +11,7 @@ from apps.finance.payments import service
 from apps.finance.payments.effects import ASK, EXPIRE_REVIEW, RETURN, SEND
 from apps.finance.payments.gateways import Bank, Banks, NoBank
 from apps.finance.payments.model import RETURN_WAIT, Heard, Payment, PaymentNotFound, Question
+from apps.finance.payments.reviews import TellExpired
 from duly import Cancel, Database, Done, Duly, Fail, JobContext, Outcome, Snooze, Then, Tx, schedule
 from duly.failpoints import failpoint
 from duly.ids import parse_uuid
@@ -23,8 +24,8 @@ REST = "rest"  # the entity of a run that goes on where the one before it reache
 NO_ID = Fail("the job's entity is not a payment's id")
 
 
-def register(app: Duly, banks: Banks) -> None:
-    """Add the jobs; the schedules of those that recur come with the migration."""
+def register(app: Duly, banks: Banks, *, on_review_expired: TellExpired) -> None:
+    """Add the jobs, and who hears of a review that nobody ended; what recurs has its schedule from the migration."""
 
     @app.job(SEND, limit=AT_ONCE, max_retries=RETRIES, timeout=LONGEST_TRY)
     async def send(ctx: JobContext, db: Database) -> Outcome | Then:
@@ -50,7 +51,7 @@ def register(app: Duly, banks: Banks) -> None:
         payment_id = parse_uuid(ctx.entity_id or "")
         if payment_id is None:
             return NO_ID
-        wait = await service.expire_review(tx, payment_id)
+        wait = await service.expire_review(tx, payment_id, tell=on_review_expired)
         return Snooze(wait, "it may still be reviewed") if wait else Done("no review is under way any more")
 
     @app.job("payments.retry")

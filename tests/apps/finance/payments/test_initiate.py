@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from apps.finance.compliance.service import open_for_payment
 from apps.finance.ledger import service as ledger
 from apps.finance.ledger.model import AccountType, Direction, NewEntry, Posting
 from apps.finance.payments import service
@@ -123,7 +124,7 @@ async def test_what_the_rules_reject_moves_no_money(payers: Payers, db: Database
     """F5: 202 REJECTED."""
     await add_rule(db, MANY, "REJECT")
     made = await payers.pay("60.00")
-    assert (made["state"], made["reason"], made["transactionId"]) == ("REJECTED", "screening", None)
+    assert (made["state"], made["reason"], made["transactionId"]) == ("REJECTED", "not_approved", None)
     assert await payers.both() == ("100.00", "0.00")
     assert facts_of(dsn, made["id"]) == ["payment.rejected"]
     assert value(dsn, "SELECT subject FROM decisions.log") == made["id"]
@@ -164,7 +165,7 @@ async def test_a_rejected_review_lets_the_money_go(payers: Payers, db: Database,
     await add_rule(db, MANY, "REVIEW")
     made = await payers.pay("60.00")
     await do(db, lambda tx: service.reject(tx, UUID(made["id"]), actor="olga", reason="no"))
-    assert (await payers.read(made["id"]))["reason"] == "review_rejected"
+    assert (await payers.read(made["id"]))["reason"] == "not_approved"
     assert await payers.both() == ("100.00", "0.00")
     assert facts_of(dsn, made["id"]) == ["payment.pending_review", "payment.rejected"]
     payers.check()
@@ -178,7 +179,7 @@ async def test_a_review_that_nobody_ends_is_rejected_in_time(payers: Payers, db:
     assert payers.state(made["id"]) == "PENDING_REVIEW"
     await payers.run(days=0.2)
     found = await payers.read(made["id"])
-    assert (found["state"], found["reason"]) == ("REJECTED", "review_expired")
+    assert (found["state"], found["reason"]) == ("REJECTED", "not_approved")
     assert await payers.both() == ("100.00", "0.00")
     payers.check()
 
@@ -191,7 +192,7 @@ async def test_a_hold_that_ended_before_the_release_is_paid_if_there_is_cover(pa
     await do(db, lambda tx: ledger.void_hold(tx, hold))
     two = await payers.pay("50.00")
     released = await do(db, lambda tx: service.release(tx, UUID(one["id"]), actor="olga", reason="fine"))
-    assert (await payers.read(one["id"]))["history"][-1]["detail"] == "by olga: fine"
+    assert (await payers.read(one["id"]))["history"][-1]["detail"] is None, "initiators hear of nobody who decides"
     assert (released.state.value, released.reason) == ("FAILED", "insufficient_balance")
     assert payers.state(two["id"]) == "PROCESSING"
     assert await payers.both() == ("50.00", "0.00")
@@ -234,7 +235,14 @@ async def test_what_cannot_be_a_payment_is_refused_where_it_is_wrong(
 async def test_what_python_callers_give_is_checked_too(payers: Payers, db: Database, amount: str) -> None:
     def pay(tx: Any) -> Any:
         return service.initiate(
-            tx, from_id=payers.ann, to_id=payers.ben, amount=Decimal(amount), currency="PLN", by="t", provider="bank"
+            tx,
+            from_id=payers.ann,
+            to_id=payers.ben,
+            amount=Decimal(amount),
+            currency="PLN",
+            by="t",
+            provider="bank",
+            tell=open_for_payment,
         )
 
     with pytest.raises(BadAmount):

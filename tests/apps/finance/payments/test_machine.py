@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
+from apps.finance.compliance.service import close_expired, open_for_payment
 from apps.finance.ledger import audit
 from apps.finance.ledger import service as ledger
 from apps.finance.ledger.model import AccountClosed, AlreadyReversed, InsufficientFunds
@@ -87,6 +88,11 @@ def deed(weight: int, is_possible: Callable[[Payments], Any] = lambda _: True) -
     return add
 
 
+async def expire_review(tx: Tx, payment_id: UUID) -> timedelta | None:
+    """As the wiring has it: the case of the review ends with it."""
+    return await service.expire_review(tx, payment_id, tell=close_expired)
+
+
 class Payments(Driver):
     """Three customers with 200.00 each, and one who may be overdrawn, and is."""
 
@@ -124,7 +130,14 @@ class Payments(Driver):
 
         async def work(tx: Tx) -> service.Initiated:
             return await service.initiate(
-                tx, from_id=payer.id, to_id=payee.id, amount=units, currency="PLN", by="t", provider="bank"
+                tx,
+                from_id=payer.id,
+                to_id=payee.id,
+                amount=units,
+                currency="PLN",
+                by="t",
+                provider="bank",
+                tell=open_for_payment,
             )
 
         if not (payer.is_open and payee.is_open):
@@ -157,7 +170,7 @@ class Payments(Driver):
         is_over = one.stands is Stands.REVIEWED
         if does == "expire":
             self.clock.advance(days=data.draw(st.sampled_from([8, 0, 4, 8])))
-            self.work(one, EXPIRE_REVIEW, service.expire_review)
+            self.work(one, EXPIRE_REVIEW, expire_review)
             is_over = is_over and self.now() - one.began_at >= REVIEW_WINDOW
         else:
             refusals: list[type[Exception]] = [] if is_over else [NotUnderReview]

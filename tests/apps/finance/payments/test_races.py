@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from apps.finance.compliance.service import close_expired, open_for_payment
 from apps.finance.payments import service
 from apps.finance.payments.model import Heard, NotUnderReview, Report, Source
 from apps.sandbox.bank import Behaviour
@@ -88,7 +89,14 @@ async def test_payments_in_opposite_directions_never_deadlock(payers: Payers, wi
         payer, payee = accounts[number % 3], accounts[(number + 1 + number // 3 % 2) % 3]
         async with wide.transaction() as tx:
             made = await service.initiate(
-                tx, from_id=payer, to_id=payee, amount=Decimal(1), currency="PLN", by="t", provider="bank"
+                tx,
+                from_id=payer,
+                to_id=payee,
+                amount=Decimal(1),
+                currency="PLN",
+                by="t",
+                provider="bank",
+                tell=open_for_payment,
             )
         async with wide.transaction() as tx:
             status = Report.SETTLED if number % 2 else Report.DECLINED
@@ -210,7 +218,7 @@ async def test_a_review_ends_once(payers: Payers, wide: Database, dsn: str, firs
     works: dict[str, Any] = {
         "release": lambda tx: service.release(tx, payment_id, actor="olga"),
         "reject": lambda tx: service.reject(tx, payment_id, actor="otto"),
-        "expire": lambda tx: service.expire_review(tx, payment_id),
+        "expire": lambda tx: service.expire_review(tx, payment_id, tell=close_expired),
     }
     tasks = []
     with holding_payment(dsn, made["id"]):

@@ -1,0 +1,1 @@
+"""Compliance: cases that people decide about, and the screening that opens them."""

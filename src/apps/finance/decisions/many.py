@@ -1,0 +1,90 @@
+"""Deciding about many things at once: three statements, however many there are.
+
+Facts come from the caller alone: what a rule set says about streams of observations is of now, and these are of then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from apps.finance.decisions import facts as reading
+from apps.finance.decisions import store
+from apps.finance.decisions.compiled import ENGINE
+from apps.finance.decisions.loading import Loaded
+from apps.finance.decisions.model import NOW, Decision, RuleSetNotFound, Verdict
+from apps.finance.decisions.service import find_snapshot
+from duly import Tx
+from duly.clock import monotonic
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is decided about."""
+
+    facts: Mapping[str, Any]
+    subject: str
+
+
+@dataclass(frozen=True)
+class InForce:
+    """A rule set as it is in force, and what time it is."""
+
+    loaded: Loaded
+    now: datetime
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The facts that some rule asks for: nobody needs to measure others."""
+        return frozenset(self.loaded.compiled.names)
+
+    def trace(self, decision: Decision) -> list[dict[str, Any]]:
+        """What each rule and each condition said."""
+        return self.loaded.compiled.trace(decision.facts)
+
+
+async def find_in_force(tx: Tx, rule_set_id: str) -> InForce:
+    """What decides now; one statement, unless it has changed since this process looked last."""
+    found = await store.find_current(tx, rule_set_id, asked=[])
+    if found is None:
+        raise RuleSetNotFound(f"there is no rule set {rule_set_id}")
+    snapshot_id, now, _ = found
+    return InForce(await find_snapshot(tx, snapshot_id), now)
+
+
+async def evaluate_many(tx: Tx, rules: InForce, questions: Sequence[Question]) -> list[Decision]:
+    """Decide about each, and log all of it in one statement."""
+    if not questions:
+        return []
+    loaded, made = rules.loaded, []
+    for question in questions:
+        recorded = reading.record(loaded.settings.fields, question.facts)
+        recorded[NOW] = rules.now.isoformat()
+        began = monotonic()
+        verdict = loaded.compiled.decide(recorded)
+        made.append((question, recorded, verdict, round((monotonic() - began) * 1_000_000)))
+    ids = await store.insert_decisions(
+        tx,
+        {"rule_set_id": loaded.rule_set_id, "rule_set_version": loaded.version, "snapshot_id": loaded.id,
+         "engine": ENGINE, "at": rules.now},
+        [_row(question, recorded, verdict, latency_us) for question, recorded, verdict, latency_us in made],
+    )  # fmt: skip
+    return [
+        Decision(
+            decision_id, loaded.rule_set_id, loaded.version, loaded.id, ENGINE, question.subject, rules.now, recorded,
+            verdict, latency_us,
+        )
+        for decision_id, (question, recorded, verdict, latency_us) in zip(ids, made, strict=True)
+    ]  # fmt: skip
+
+
+def _row(question: Question, recorded: Mapping[str, Any], verdict: Verdict, latency_us: int) -> dict[str, Any]:
+    return {
+        "subject": question.subject, "decision": verdict.decision.value, "score": verdict.score,
+        "facts": json.dumps(recorded), "evaluated": verdict.evaluated, "latency_us": latency_us,
+        "matched": json.dumps([[str(one.rule_id), one.version] for one in verdict.matched]),
+        "incomplete": json.dumps([[str(one.rule_id), one.version] for one in verdict.incomplete]),
+    }  # fmt: skip
