@@ -56,7 +56,8 @@ class Action:
     """One thing an operator can do. ``count`` says beforehand how many a bulk action would touch.
 
     One that ``makes_secret`` makes one if its argument ``secret`` is left out; its answer is then for one pair of eyes.
-    One that ``needs_reason`` is refused by the console without one; ``reason_note`` says what becomes of it.
+    One that ``needs_reason`` is refused by the console without one; ``reason_note`` says what becomes of it,
+    and without one no reason is asked for.
     """
 
     name: str

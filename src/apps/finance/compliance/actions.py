@@ -128,8 +128,6 @@ async def _resolve(tx: Tx, given: Resolving, actor: str, reason: str | None) -> 
 
 
 async def _confirm(tx: Tx, given: OfCase, actor: str, reason: str | None) -> Result:
-    if reason is not None:
-        await service.comment(tx, given.id, text=_prose(reason), actor=actor)
     return await _tell(tx, await resolving.confirm(tx, given.id, actor=actor), actor)
 
 
@@ -190,7 +188,7 @@ ACTIONS = (
     ),
     Action(
         "cases.confirm", "Agree with what is proposed: it is carried out at once.",
-        OfCase, _confirm, True, verb="Confirm", reason_note=KEPT,
+        OfCase, _confirm, True, verb="Confirm", reason_note="",
     ),
     Action(
         "cases.refuse", "Do not agree with what is proposed, or take it back: the case is open again.",
