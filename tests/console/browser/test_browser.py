@@ -58,6 +58,7 @@ def test_pictures_for_the_documentation(open_tab: Open, served: World) -> None:
         ("delivery", f"/console/webhooks/deliveries/{FAILED_DELIVERY}", {"height": 1300}),
         ("orders", "/console/orders", {}), ("transfers", "/console/transfers", {}),
         ("payments", "/console/payments", {}), ("rules", "/console/rules", {}),
+        ("rule-set", "/console/rules/sets/payment-screening", {}),
         ("confirm", "/console/actions/dead.retry-all?name=payments.capture&error_kind=ConnectTimeout", {}),
     ]  # fmt: skip
     for name, path, options in shots:
