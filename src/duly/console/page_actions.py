@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from duly.db import Tx
 
 SECRET = "secret"  # noqa: S105 - the field of it; it is never in an address, nor repeated on a page
-OURS = frozenset({"reason", "return_to", "confirmed", "once"})  # fields of the form that are not the action's
+OURS = frozenset({"reason", "return_to", "confirmed", "asked", "once"})  # fields of the form that are not the action's
 LONGEST_WORD = 100
 
 
@@ -80,7 +80,7 @@ async def _act(request: Request, action: Action, form: Mapping[str, str]) -> Res
         return await _confirm(request, action, given, form.get("return_to", ""), reason=form.get("reason", ""))
     reason = form.get("reason", "").strip() or None
     if action.needs_reason and reason is None:
-        if console.rights.find_form(action.name) is None:
+        if form.get("asked") == "yes" or console.rights.find_form(action.name) is None:
             return await _confirm(request, action, given, form.get("return_to", ""), wrong=_missing_reason(form))
         raise _reason_needed()
     result = await console.db.run(_work(request, action, arguments, form, reason))

@@ -310,8 +310,10 @@ async def test_one_person_is_one_person_in_the_console_and_in_the_api(desk: Desk
 async def test_a_proposal_is_refused_or_taken_back_with_a_reason(desk: Desk) -> None:
     cora, carl = await desk.officer(), await desk.officer("carl")
     await decide(cora, desk.large, "REJECT", "STRUCTURING")
-    unsaid = await post(carl, "cases.refuse", id=str(desk.large))
+    unsaid = await post(carl, "cases.refuse", id=str(desk.large), asked="yes")
     assert unsaid.status_code == 422
+    assert "say why" in problem_at(unsaid, "reason")
+    assert "/actions/cases.refuse" in unsaid.text
     assert desk.case(desk.large)["status"] == "PROPOSED"
     assert (await post(carl, "cases.refuse", id=str(desk.large), reason="no pattern here")).status_code == 303
     assert "no pattern here" in main(await cora.get(f"/console/cases/{desk.large}"))
