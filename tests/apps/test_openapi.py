@@ -37,6 +37,8 @@ KNOWS_MORE_THAN_A_SCHEMA = {
     # That debits equal credits, that there is enough, what a reversal is called, and where the last page ended.
     "POST /v1/transactions", "POST /v1/transactions/batch", "POST /v1/accounts/{account_id}/holds",
     "POST /v1/holds/{hold_id}/capture", "GET /v1/ledger/check",
+    # Which reasons are for which decision, and that a reference is no content.
+    "POST /v1/compliance/cases/{case_id}/resolve", "POST /v1/compliance/cases/{case_id}/evidence",
     # That both accounts are there, and differ; and how a signature is made.
     "POST /v1/payments", "POST /v1/webhooks/payments/{provider_id}",
     "POST /v1/webhooks/subscriptions", "PATCH /v1/webhooks/subscriptions/{subscription_id}",
@@ -115,6 +117,7 @@ def _existing(url: str, headers: dict[str, str]) -> dict[str, str]:
         "payment_id": _pay(url, headers, credit, debit),
         "callback_id": "019c0000-0000-7000-8000-000000000001",  # nobody kept one
         "provider_id": "bank",
+        "case_id": "019c0000-0000-7000-8000-000000000002",  # nothing is held
         "rule_id": make("/v1/decision/rules", NEW_RULE),
         "rule_set_id": "aml-screening",
         "list_id": "some",

@@ -54,6 +54,12 @@ NEW_ENTRIES = [{"accountId": str(uuid4()), "amount": "1.00", "direction": one} f
 NEW_TRANSACTION = {"reference": "r", "entries": NEW_ENTRIES}
 NEW_PAYMENT = {"from": str(uuid4()), "to": str(uuid4()), "amount": "1.00", "currency": "PLN"}
 INITIATOR = ("PAYMENTS_INITIATOR",)
+OFFICER = ("COMPLIANCE_OFFICER",)
+CASE_BODIES: dict[str, dict[str, Any] | None] = {
+    "claim": None, "unclaim": None, "confirm": None, "assign": {"assignee": "otto"}, "comments": {"text": "t"},
+    "evidence": {"reference": "vault:1"}, "refuse": {"reason": "r"}, "reopen": {"reason": "r"},
+    "resolve": {"decision": "REJECT", "reasonCode": "FRAUD", "reason": "r"},
+}  # fmt: skip
 RULES = ("DECISION_ADMIN",)
 NEW_RULE = {
     "ruleSetId": "payment-screening", "name": "Large", "action": {"decision": "REVIEW"},
@@ -96,6 +102,13 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ("POST", "/v1/payments/{payment_id}/resolve"): Right(
         "payments:admin", ("PAYMENTS_ADMIN",), body={"outcome": "RETURN", "reason": "asked the bank"}
     ),
+    ("GET", "/v1/compliance/cases"): Right("compliance:resolve", OFFICER),
+    ("GET", "/v1/compliance/cases/{case_id}"): Right("compliance:resolve", OFFICER),
+    ("GET", "/v1/compliance/cases/{case_id}/timeline"): Right("compliance:resolve", OFFICER),
+    **{
+        ("POST", f"/v1/compliance/cases/{{case_id}}/{what}"): Right("compliance:resolve", OFFICER, INITIATOR, body)
+        for what, body in CASE_BODIES.items()
+    },
     ("POST", "/ncs"): Right("quality", QUALITY, body=NEW_NC),
     ("GET", "/ncs"): Right("quality", QUALITY),
     ("GET", "/ncs/{nc_id}"): Right("quality", QUALITY),

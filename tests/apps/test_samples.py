@@ -15,6 +15,7 @@ from duly.db import Database
 from duly.testing import BusinessClock, drain
 from tests.apps.commerce.acting import check_consistent, count, runs_of
 from tests.apps.conftest import Api
+from tests.apps.finance.compliance.acting import check_cases
 from tests.apps.finance.payments.acting import check_consistent as check_payments
 from tests.support import rows, value
 
@@ -52,7 +53,7 @@ async def test_payments_are_screened_by_rules_that_one_can_look_at(db: Database,
     """F11, F12: rules in two states, and decisions of each kind."""
     await db.run(samples.load)
     by_status = "SELECT status, count(*) FROM decisions.rules GROUP BY 1 ORDER BY 1"
-    assert rows(dsn, by_status) == [("ACTIVE", 3), ("DRAFT", 1)]
+    assert rows(dsn, by_status) == [("ACTIVE", 6), ("DRAFT", 2)]
     query = "SELECT decision FROM decisions.log WHERE subject LIKE 'sample-%%' ORDER BY subject"
     decided = [decision for (decision,) in rows(dsn, query, {})]
     assert decided == ["APPROVE", "REVIEW", "REJECT", "APPROVE", "REVIEW"]
@@ -82,3 +83,16 @@ async def test_payments_go_through_the_sandboxs_bank_and_back(
         while dict(rows(dsn, by_state)) != {**wanted, "COMPLETED": 4, "FAILED": 1}:
             await asyncio.sleep(0.1)
     check_payments(dsn)
+
+
+async def test_cases_are_there_to_be_decided(db: Database, dsn: str) -> None:
+    """F9, F10: one of a held payment, which somebody works on; and what the screening finds in what was posted."""
+    await app.prepare(db)
+    await db.run(samples.load)
+    ours = {name: one for name, one in app.handlers.items() if name == "consumer:aml-screening"}
+    await drain(db, ours)
+    by_kind = dict(rows(dsn, "SELECT kind, count(*)::int FROM compliance.cases GROUP BY 1"))
+    assert by_kind["PAYMENT_REVIEW"] == 1
+    assert by_kind["AML"] >= 1
+    assert value(dsn, "SELECT assignee FROM compliance.cases WHERE kind = 'PAYMENT_REVIEW'") == "sample-officer"
+    check_cases(dsn)

@@ -25,6 +25,7 @@ MOST_AT_ONCE = 4
 MOST_CHARACTERS = 4_000
 MOST_CONDITIONS = 20
 BUILT_IN = "built-in"
+_LATE = object()
 # Facts that are numbers, ids or times; others may have been written by, or about, a person.
 TELLABLE = frozenset(
     {
@@ -109,7 +110,7 @@ class Explainer:
             try:
                 said: Any = asyncio.run(asyncio.wait_for(copilot.explain(brief), self._budget))
             except TimeoutError:
-                said = None
+                said = _LATE
             except BaseException as error:  # noqa: BLE001 - a plug-in may raise whatever it likes, and the page is shown
                 said = error
             finally:
@@ -121,7 +122,7 @@ class Explainer:
 
         threading.Thread(target=run, name="copilot", daemon=True).start()
         done, _ = await asyncio.wait({answer}, timeout=self._budget)
-        if not done or (said := answer.result()) is None:
+        if not done or (said := answer.result()) is _LATE:
             return "too slow"
         if not isinstance(said, str) or not (text := clean(said)):
             return "failed"

@@ -1,0 +1,86 @@
+"""What moved on accounts, measured in one pass by the database, beside a plain loop in Python."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from apps.finance.ledger import service as ledger
+from apps.finance.ledger.model import FlowQuestion, Moved
+from duly.db import Database
+from duly.testing import BusinessClock
+from tests.apps.finance.compliance.acting import open_customer, post
+from tests.apps.finance.payments.acting import do
+from tests.support import rows
+
+ENTRIES = """
+SELECT e.version, e.posted_at, a.side * e.amount, t.reverses_id IS NOT NULL FROM ledger.entries e
+JOIN ledger.accounts a ON a.id = e.account_id JOIN ledger.transactions t ON t.id = e.transaction_id
+WHERE e.account_id = %(id)s ORDER BY e.version
+"""
+WINDOWS = {"hour": timedelta(hours=1), "day": timedelta(hours=24), "week": timedelta(hours=168)}
+
+
+def count(entries: Sequence[Any], version: int, at: datetime, window: timedelta) -> Moved:
+    """The loop that it must agree with."""
+    mine = [
+        amount
+        for number, moment, amount, is_reversal in entries
+        if number <= version and moment >= at - window and not is_reversal
+    ]
+    outs, ins = [-one for one in mine if one < 0], [one for one in mine if one > 0]
+    return Moved(len(outs), sum(outs), len(ins), sum(ins))
+
+
+async def test_it_counts_what_a_loop_counts(db: Database, dsn: str, clock: BusinessClock) -> None:
+    """Hundreds of entries of few accounts, many of one moment, some reversed; asked about every one of them at once."""
+    dice = random.Random(11)
+    clock.freeze(clock.now())
+    accounts = [await do(db, open_customer) for _ in range(4)]
+    for _ in range(150):
+        one, two = dice.sample(accounts, 2)
+        amount = f"{dice.randint(1, 999)}.{dice.randint(0, 99):02}"
+        made = await do(db, lambda tx, one=one, two=two, amount=amount: post(tx, one, two, amount))
+        if dice.random() < 0.1:
+            await do(db, lambda tx, made=made: ledger.reverse(tx, made, reason="typo"))
+        clock.advance(seconds=dice.choice([0, 0, 0, 1, 1800, 3600, 40_000, 86_400]))
+    entries = {account: rows(dsn, ENTRIES, {"id": account}) for account in accounts}
+    asked = [
+        FlowQuestion(account, version, moment) for account, found in entries.items() for version, moment, _, _ in found
+    ]
+    dice.shuffle(asked)
+    answers = await do(db, lambda tx: ledger.read_flows(tx, asked))
+    assert len(answers) == len(asked) >= 300
+    for question, flow in zip(asked, answers, strict=True):
+        for name, window in WINDOWS.items():
+            expected = count(entries[question.account_id], question.version, question.at, window)
+            assert flow.windows[name] == expected, (question, name)
+    for most in (1, 5, 40):
+        capped = await do(db, lambda tx, most=most: ledger.read_flows(tx, asked, most=most))
+        known = 0
+        for question, flow in zip(asked, capped, strict=True):
+            for name, window in WINDOWS.items():
+                if (found := flow.windows[name]) is not None:
+                    known += 1
+                    assert found == count(entries[question.account_id], question.version, question.at, window)
+        assert 0 < known < 3 * len(asked), "some are known, and none of those is wrong"
+
+
+async def test_nothing_is_asked_about_nothing(db: Database) -> None:
+    assert await do(db, lambda tx: ledger.read_flows(tx, [])) == []
+    assert await do(db, lambda tx: ledger.count_receivers(tx, [])) == []
+
+
+async def test_an_answer_does_not_change_with_what_comes_later(db: Database, dsn: str, clock: BusinessClock) -> None:
+    one, two = [await do(db, open_customer) for _ in range(2)]
+    await do(db, lambda tx: post(tx, one, two, "5.00"))
+    ((version, moment, _, _),) = rows(dsn, ENTRIES, {"id": one})
+    asked = [FlowQuestion(UUID(str(one)), version, moment)]
+    before = await do(db, lambda tx: ledger.read_flows(tx, asked))
+    for _ in range(3):
+        clock.advance(minutes=1)
+        await do(db, lambda tx: post(tx, one, two, "7.00"))
+    assert await do(db, lambda tx: ledger.read_flows(tx, asked)) == before

@@ -1,0 +1,80 @@
+"""Nobody is tipped off: who initiates payments, or hears of them, learns nothing of cases, officers or reasons."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from apps.finance.compliance import events
+from duly.db import Database
+from tests.apps.finance.compliance.acting import APPROVE, REJECT, Office, add_rule
+from tests.support import rows, value
+
+CANARY = "canary-4711"
+OUTSIDE = "SELECT payload::text FROM duly.event_log WHERE topic <> 'compliance.events'"
+
+
+def heard_outside(dsn: str) -> str:
+    """Everything that subscribers of payments and the ledger could hear."""
+    return " ".join(text for (text,) in rows(dsn, OUTSIDE))
+
+
+@pytest.mark.parametrize("body", [APPROVE, REJECT])
+async def test_an_initiator_reads_that_it_was_not_approved_and_no_more(office: Office, body: dict[str, str]) -> None:
+    payment, case = await office.hold()
+    await office.do(case, "comments", {"text": f"{CANARY} comment"}, who="officer-olga", expect=201)
+    await office.do(case, "evidence", {"reference": f"{CANARY}-evidence"}, who="officer-olga", expect=201)
+    await office.do(case, "resolve", {**body, "reason": f"{CANARY} reason"}, who="officer-olga")
+    found = await office.payers.read(payment)
+    told = json.dumps(found) + heard_outside(office.dsn)
+    for secret in (CANARY, "officer-olga", case, body["reasonCode"], "review_rejected", "Large payment", "compliance"):
+        assert secret not in told, secret
+    if body is REJECT:
+        assert (found["state"], found["reason"]) == ("REJECTED", "not_approved")
+
+
+async def test_a_review_that_expires_reads_like_one_that_was_rejected(office: Office) -> None:
+    rejected, case = await office.hold()
+    await office.do(case, "resolve", REJECT)
+    expired, _ = await office.hold()
+    await office.run(days=7.1)
+    one, two = await office.payers.read(rejected), await office.payers.read(expired)
+    assert (one["state"], one["reason"]) == (two["state"], two["reason"]) == ("REJECTED", "not_approved")
+    assert [line["detail"] for line in one["history"]] == [line["detail"] for line in two["history"]]
+    told = [
+        json.loads(text)["reason"]
+        for (text,) in rows(office.dsn, "SELECT payload::text FROM duly.event_log WHERE type = 'payment.rejected'")
+    ]
+    assert told == ["not_approved", "not_approved"]
+
+
+async def test_what_the_rules_reject_reads_the_same(office: Office, db: Database) -> None:
+    await add_rule(db, {"field": "amount", "op": "gte", "value": "70.00"}, "REJECT", rule_set="payment-screening")
+    made = await office.payers.pay("70.00")
+    assert (made["state"], made["reason"]) == ("REJECTED", "not_approved")
+    assert (await office.payers.read(made["id"]))["history"][0]["detail"] == "not_approved"
+
+
+async def test_a_reversal_names_nobody(office: Office) -> None:
+    transaction, case = await office.flag("60.00")
+    await office.do(case, "resolve", {**REJECT, "reason": f"{CANARY} reason"}, who="officer-olga")
+    told = heard_outside(office.dsn)
+    assert "transaction.reversed" in str(rows(office.dsn, "SELECT type FROM duly.event_log"))
+    for secret in (CANARY, "officer-olga", case, "compliance", "FRAUD"):
+        assert secret not in told, secret
+    reason = "SELECT reason FROM ledger.transactions WHERE reverses_id = %(id)s"
+    assert value(office.dsn, reason, {"id": transaction}) == "operations"
+
+
+async def test_what_compliance_tells_says_what_and_never_why(office: Office) -> None:
+    _, case = await office.flag("60.00")
+    await office.do(case, "comments", {"text": f"{CANARY} comment"}, expect=201)
+    await office.do(case, "resolve", {**REJECT, "reason": f"{CANARY} reason"})
+    inside = rows(office.dsn, "SELECT payload::text FROM duly.event_log WHERE topic = 'compliance.events'")
+    assert inside
+    assert CANARY not in str(inside)
+    kinds = {fact.event_type for fact in events.FACTS}
+    assert {
+        kind for (kind,) in rows(office.dsn, "SELECT type FROM duly.event_log WHERE topic = 'compliance.events'")
+    } <= kinds
