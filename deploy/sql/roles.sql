@@ -21,3 +21,5 @@ BEGIN
 END
 $$;
 GRANT INSERT ON ledger.seals TO duly_app;
+-- Why a case was opened, and what happened to it, is written once: not even the role that runs compliance changes it.
+REVOKE UPDATE ON compliance.alerts, compliance.case_events FROM duly_app;

@@ -65,9 +65,8 @@ ABOUTS = "'{01900000-0000-7000-a000-000000001388}'"
 ALERTS = "'{01900000-0000-7000-9000-000000001388}'"
 ACCOUNTS = "'{01900000-0000-7000-c000-000000000005,01900000-0000-7000-c000-000000000006}'"
 VERSIONS, MOMENTS = "'{800,700}'", "'{2033-02-03 07:00+00,2033-01-30 03:00+00}'"
-QUEUE = {
-    name: "NULL" for name in ("status", "kind", "severity", "assignee", "hidden_from", "before")
-} | {"limit": "50"}  # fmt: skip
+FILTERS = ("status", "kind", "severity", "assignee", "hidden_from", "before")
+QUEUE = dict.fromkeys(FILTERS, "NULL") | {"limit": "50"}
 
 
 def queue(*columns: str, **given: str) -> tuple[TextClause, dict[str, str]]:

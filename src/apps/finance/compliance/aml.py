@@ -59,7 +59,7 @@ class _Screened:
 
 async def screen(tx: Tx, events: Sequence[Event]) -> list[Case]:
     """Decide about each; what is not approved gets alert, case and fact, once, in this transaction."""
-    screened = [_read(TransactionPosted.model_validate(event.payload)) for event in events]
+    screened = [_read(event.body(TransactionPosted)) for event in events]
     in_force = await decisions.find_in_force(tx, RULE_SET)
     facts = await gather(tx, screened, in_force.names)
     failpoint("handler.mid")

@@ -6,7 +6,7 @@ import json
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import Query, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
@@ -51,7 +51,7 @@ from duly.http.problems import MEDIA_TYPE, problem
 SCOPE, OFFICER = "compliance:resolve", "COMPLIANCE_OFFICER"
 Officer = Annotated[Principal, require(SCOPE, OFFICER)]
 Person = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=EXACT)]
-LineNumber = Annotated[int, Query(ge=1, le=2_147_483_647)]
+LineNumber = Annotated[int, Field(ge=1, le=2_147_483_647)]
 
 
 class _Body(BaseModel):

@@ -36,7 +36,7 @@ def facts_of(dsn: str, transaction: Any) -> dict[str, Any]:
 
 async def events_of(db: Database, dsn: str) -> list[Event]:
     """Everything that was posted, as the consumer gets it."""
-    query = """SELECT id, type, topic, aggregate_id, payload, headers, created_at FROM duly.events
+    query = """SELECT id, type, topic, aggregate_id, payload, headers, created_at FROM duly.event_log
                WHERE type = 'transaction.posted' ORDER BY seq"""
     return [Event(*row) for row in rows(dsn, query)]
 

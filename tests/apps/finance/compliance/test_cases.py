@@ -220,7 +220,8 @@ async def test_a_review_that_expires_takes_its_case_along(office: Office) -> Non
     """F10: by the system, in the same commit; what was proposed comes too late."""
     payment, case = await office.hold()
     await office.do(case, "claim")
-    await office.run(days=7.1)
+    await office.run(days=3.1)
+    await office.run(days=4)
     assert (office.payers.state(payment), office.status(case)) == ("REJECTED", "EXPIRED")
     assert office.lines(case) == ["OPENED", "CLAIMED", "OVERDUE", "EXPIRED"]
     found = await office.read(case)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from apps.finance.compliance.model import Effect, LineKind, Severity, Status
 from apps.finance.compliance.tables import case_events, cases
 from tests.apps.finance.compliance.acting import APPROVE, REJECT, Office
+from tests.apps.finance.ledger.test_attacks import ROLES_FILE
 from tests.support import rows
 
 CHANGE = "UPDATE compliance.cases SET version = version + 1, "
@@ -99,6 +101,26 @@ async def test_a_case_is_followed_by_one_and_open_once(office: Office) -> None:
         rows(office.dsn, query)
     await office.do(case, "resolve", REJECT)
     await office.do(case, "reopen", {"reason": "x"}, expect=201)
+
+
+async def test_the_applications_role_screens_and_cannot_rewrite_a_timeline(office: Office) -> None:
+    """FAULTS: least privilege, as deploy/sql/roles.sql grants it."""
+    await office.flag()
+    role = f"app_{uuid4().hex[:12]}"
+    rows(office.dsn, f"CREATE ROLE {role} NOLOGIN")
+    try:
+        rows(office.dsn, ROLES_FILE.read_text().replace("duly_app", role))
+        for attack in ("UPDATE compliance.case_events SET actor = 'x'", "UPDATE compliance.alerts SET facts = '{}'"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                rows(office.dsn, f"SET ROLE {role}; {attack}")
+        measured = "SELECT version FROM ledger.find_entry_at(gen_random_uuid(), duly.now())"
+        with psycopg.connect(office.dsn) as connection:
+            connection.execute(f"SET ROLE {role}".encode())
+            assert connection.execute(measured.encode()).fetchone() == (0,)
+            connection.execute("UPDATE compliance.cases SET version = version + 1, assignee = 'olga'")
+    finally:
+        rows(office.dsn, f"DROP OWNED BY {role}")
+        rows(office.dsn, f"DROP ROLE {role}")
 
 
 @pytest.mark.parametrize(

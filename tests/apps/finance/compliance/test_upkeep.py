@@ -141,7 +141,7 @@ async def test_forgetting_comes_in_bounded_batches(office: Office, dsn: str, mon
     rows(dsn, "SELECT duly.schedule('compliance.forget')")
     await office.screen()
     assert office.count("compliance.cases") == 0
-    said = "SELECT array_agg(message ORDER BY id) FROM duly.executions WHERE name = 'compliance.forget'"
+    said = "SELECT array_agg(message ORDER BY execution_id) FROM duly.executions WHERE name = 'compliance.forget'"
     assert value(dsn, said) == ["forgot 2 cases; the rest follows", "forgot 1 cases"]
 
 
