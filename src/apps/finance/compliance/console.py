@@ -142,7 +142,8 @@ async def show_case(request: Request, id: UUID, explainer: Explainer, wrong: Wro
 
 async def _read_about(tx: Tx, found: CaseFile) -> About:
     """The payment and what was posted; what is not there any more is not shown."""
-    payment, history = None, []
+    payment: Payment | None = None
+    history: list[HistoryLine] = []
     wanted = [found.case.transaction_id]
     if found.case.payment_id is not None:
         try:

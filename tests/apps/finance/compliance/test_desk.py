@@ -162,16 +162,22 @@ WRITTEN = {
 }  # fmt: skip
 
 
+async def reject(tx: Tx, id: UUID) -> resolving.Decided:
+    """What carl thinks of it."""
+    return await resolving.resolve(
+        tx, id, decision=Verdict.REJECT, reason_code=ReasonCode.FRAUD, reason="so", actor="carl"
+    )  # fmt: skip
+
+
 async def prepare(desk: Desk, name: str) -> UUID:
     """A case to which this can be done by cora."""
     if name == "cases.unclaim":
         await desk.db.run(lambda tx: service.claim(tx, desk.small, actor="cora"))
-    decided = {"decision": Verdict.REJECT, "reason_code": ReasonCode.FRAUD, "reason": "so", "actor": "carl"}
     if name in ("cases.confirm", "cases.refuse"):
-        await desk.db.run(lambda tx: resolving.resolve(tx, desk.large, **decided))
+        await desk.db.run(lambda tx: reject(tx, desk.large))
         return desk.large
     if name == "cases.reopen":
-        await desk.db.run(lambda tx: resolving.resolve(tx, desk.small, **decided))
+        await desk.db.run(lambda tx: reject(tx, desk.small))
     return desk.small
 
 
