@@ -16,6 +16,7 @@ from apps.currencies import api as currencies_api
 from apps.currencies import console as currencies_console
 from apps.currencies import workers as currencies_workers
 from apps.finance.compliance import api as compliance_api
+from apps.finance.compliance import console as compliance_console
 from apps.finance.compliance import service as compliance
 from apps.finance.compliance import workers as compliance_workers
 from apps.finance.decisions import api as decisions_api
@@ -78,7 +79,7 @@ app.include_router(
 payments_workers.register(app, {BANK: HttpBank(BANK)}, on_review_expired=compliance.close_expired)
 app.include_router(bank.create_router(), development_only=True)
 
-# So is who explains cases: create_router(copilot). Without one, the built-in does.
+# So is who explains cases: create_router(copilot), and the same for the console. Without one, the built-in does.
 app.include_router(compliance_api.create_router())
 compliance_workers.register(app)
 
@@ -93,7 +94,7 @@ app.include_router(identity.create_router(), development_only=True)
 
 for pages in (
     transfers_console, quality_console, birthdays_console, commerce_console, currencies_console, payments_console,
-    ledger_console, decisions_console,
+    ledger_console, decisions_console, compliance_console,
 ):  # fmt: skip
     pages.register(app)
 

@@ -20,6 +20,7 @@ from duly.jobs.outcomes import Done
 from duly.jobs.schedule import backoff_seconds
 from duly.messages import Event, check_name
 from duly.operate import maintenance
+from duly.operate.actions import Action
 from duly.schedules.cron import Cron
 from duly.schedules.edit import seed_schedule
 from duly.settings import Settings
@@ -68,6 +69,9 @@ class Section:
     """Pages of an application in the console: where they hang, what the navigation says, and their routes.
 
     The router is a ``duly.console.Pages``: its routes are closed to strangers, and what it POSTs is for administrators.
+    ``roles`` are the application's own: whoever has one of them sees this section, if nothing else, and acts in it;
+    to administer the engine is then not enough to act. One that ``is_closed`` is not shown to anybody else.
+    ``actions`` have a form here and nothing more: the application's API has routes of its own for them.
     """
 
     name: str
@@ -75,11 +79,16 @@ class Section:
     router: APIRouter
     group: str = "Applications"
     templates: Path | None = None
+    roles: tuple[str, ...] = ()
+    is_closed: bool = False
+    actions: tuple[Action, ...] = ()
 
     def __post_init__(self) -> None:
         """The name is part of an address."""
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", self.name) or not self.title.strip():
             raise Invalid(f"{self.name!r} cannot name a section of the console: lower-case letters, digits and dashes")
+        if self.is_closed and not self.roles:
+            raise Invalid(f"the section {self.name!r} is closed to everybody: say which roles it is for")
 
 
 @dataclass

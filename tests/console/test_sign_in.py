@@ -52,7 +52,7 @@ async def test_without_a_role_there_is_a_page_and_no_session(site: Site, dsn: st
     browser = await site.browser()
     answer = await sign_in(browser, "nora")
     assert answer.status_code == 403
-    assert "neither role" in answer.text
+    assert "no role that the console asks for" in answer.text
     assert "duly" not in browser.cookies
     assert value(dsn, "SELECT count(*) FROM duly.console_sessions") == 0
 

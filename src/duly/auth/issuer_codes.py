@@ -10,6 +10,9 @@ otto    OPERATOR            the console, to look at
 nora    none                seeing what a person without a role sees
 mona    QUALITY_MANAGER     non-conformities
 eric    QUALITY_ENGINEER    non-conformities, except closing them
+rita    DECISION_ADMIN      rules: versions, test bench, dry run
+cora    COMPLIANCE_OFFICER  cases
+carl    COMPLIANCE_OFFICER  cases, as the second pair of eyes
 alice   none                owns products, orders
 bob     none                gets transfers
 ======  ==================  ==================================================================
@@ -60,6 +63,9 @@ PEOPLE: Mapping[str, Person] = {
     "nora": Person("Nora Haddad", (), "has no role in the console"),
     "mona": Person("Mona Silva", ("QUALITY_MANAGER",), "closes non-conformities"),
     "eric": Person("Eric Moreau", ("QUALITY_ENGINEER",), "reports non-conformities"),
+    "rita": Person("Rita Okafor", ("DECISION_ADMIN",), "writes the rules"),
+    "cora": Person("Cora Lehmann", ("COMPLIANCE_OFFICER",), "decides about cases"),
+    "carl": Person("Carl Novak", ("COMPLIANCE_OFFICER",), "confirms what others decide"),
     "alice": Person("Alice Tan", (), "owns products and orders"),
     "bob": Person("Bob Mensah", (), "gets transfers"),
 }

@@ -25,13 +25,13 @@ from duly.app import Duly, Section
 from duly.auth.strict_json import parse_object
 from duly.auth.tokens import Verifier
 from duly.console.live import Live
+from duly.console.rights import Entry, Rights
 from duly.console.rollup import Rollup
 from duly.console.routes import MOUNT
 from duly.console.sessions import Session, find_session
 from duly.console.sign_in import SignIn
 from duly.console.words import FILTERS
 from duly.db import Database, Statement, Tx, fetch, is_disconnect, sqlstate
-from duly.operate.actions import ACTIONS
 from duly.settings import Settings
 from duly.webhooks.look import host_of
 
@@ -74,15 +74,6 @@ class Look:
         return list(await fetch(self.tx, statement, **values))
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A line of the navigation; ``key`` opens it after ``g``."""
-
-    title: str
-    path: str
-    key: str = ""
-
-
 ENTRIES = (
     Entry("Overview", "", "o"),
     Entry("Jobs", "/jobs", "j"),
@@ -109,6 +100,7 @@ class Console:
         stop: asyncio.Event | None = None,
     ) -> None:
         self.db, self.settings, self.sign_in, self.sections = db, settings, sign_in, list(sections)
+        self.rights = Rights(self.sections)
         self.rollup = Rollup(self.reading)
         self.live = Live(self, stop or asyncio.Event())
         self.assets = _fingerprints()
@@ -194,7 +186,8 @@ class Console:
         made.filters.update(FILTERS)
         made.filters.update(quoted=lambda text: quote(str(text), safe=""), host=host_of)
         made.globals.update(
-            mount=MOUNT, entries=ENTRIES, groups=_groups(self.sections), actions=ACTIONS, asset=self._asset, link=link,
+            mount=MOUNT, entries=ENTRIES, groups=self.rights.groups, find_action=self.rights.find_action,
+            may_do=self.rights.may_do, sees=self.rights.sees, home=self.rights.home, asset=self._asset, link=link,
             once=lambda: token_urlsafe(16),
         )  # fmt: skip
         return made
@@ -232,13 +225,6 @@ def link(path: str, **filters: Any) -> str:
     """An address of the console with these filters; those that are empty are left out."""
     given = {name: value for name, value in filters.items() if value not in (None, "")}
     return f"{MOUNT}{path}?{urlencode(given)}" if given else f"{MOUNT}{path}"
-
-
-def _groups(sections: Sequence[Section]) -> dict[str, list[Entry]]:
-    groups: dict[str, list[Entry]] = {}
-    for section in sections:
-        groups.setdefault(section.group, []).append(Entry(section.title, f"/{section.name}"))
-    return groups
 
 
 def _folders(sections: Sequence[Section]) -> list[Path]:

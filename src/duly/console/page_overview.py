@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastapi import Request
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
 from duly.console.overview import read_pulse
 from duly.console.record import read_audit
 from duly.console.rollup import series
-from duly.console.routes import Pages, read, show
+from duly.console.routes import Pages, for_anyone, read, show, signed_in
 
 if TYPE_CHECKING:
     from duly.console.app import Console
@@ -23,9 +23,15 @@ def register(pages: Pages) -> None:
     pages.get("")(overview)
 
 
+@for_anyone
 async def overview(request: Request) -> Response:
-    """What needs attention, the charts, the queue by name, and what people did last."""
+    """What needs attention, the charts, the queue by name, and what people did last.
+
+    Who sees one section only begins there.
+    """
     console: Console = request.app.state.console
+    if not signed_in(request).may_look:
+        return RedirectResponse(console.rights.home(signed_in(request)), 303, headers={"Cache-Control": "no-store"})
     await console.rollup.refresh(patience_seconds=PATIENCE_SECONDS)
     async with read(request) as look:
         pulse = await read_pulse(look)

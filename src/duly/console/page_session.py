@@ -9,7 +9,7 @@ from fastapi import Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from duly.console.routes import MOUNT, Pages, for_anyone, public, show, show_error, signed_in
-from duly.console.sessions import LONGEST_HOURS, ROLES, create_session, revoke_session
+from duly.console.sessions import LONGEST_HOURS, create_session, revoke_session
 from duly.console.sign_in import COOKIE_SECONDS, SCOPE, Attempt, local_path
 from duly.errors import Forbidden, NotFound
 
@@ -55,17 +55,18 @@ async def come_back(request: Request) -> Response:
     principal, name = await console.sign_in.finish(
         attempt, dict(request.query_params), redirect_uri=console.redirect_uri(request)
     )
-    if SCOPE not in principal.scopes or ROLES.isdisjoint(principal.roles):
+    roles = console.rights.roles & principal.roles
+    if SCOPE not in principal.scopes or not roles:
         log.warning("console_sign_in_without_role")
-        response = show_error(request, Forbidden("you are signed in, but have neither role that the console asks for"))
+        response = show_error(request, Forbidden("you are signed in, but have no role that the console asks for"))
     else:
         old = await console.find_session(request)
         if old is not None:
             await revoke_session(console.db, old.id_hash)
-        id = await create_session(console.db, subject=principal.subject, name=name, roles=principal.roles)
+        id = await create_session(console.db, subject=principal.subject, name=name, roles=roles)
         response = RedirectResponse(local_path(attempt.return_to), status_code=303, headers=NO_STORE)
         console.set_cookie(request, response, id, seconds=LONGEST_HOURS * 3_600)
-        log.info("console_signed_in", roles=sorted(ROLES & principal.roles))
+        log.info("console_signed_in", roles=sorted(roles))
     response.delete_cookie(
         console.cookie_name(request, "-sign-in"), path="/", secure=console.is_secure(request), httponly=True
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
 from fastapi.routing import APIRoute
 
+from duly.console.forms import Wrong
 from duly.console.sessions import Session
 from duly.errors import DulyError, Forbidden, Invalid, Malformed, NotFound, TooLarge, Unauthenticated
 from duly.http.problems import database_facts, translate
@@ -38,6 +39,8 @@ TITLES = {
 }  # fmt: skip
 F = TypeVar("F", bound=Callable[..., Any])
 Handle = Callable[[Request], Coroutine[Any, Any, Response]]
+FormPage = Callable[[Request, Wrong], Awaitable[Response]]
+P = TypeVar("P", bound=FormPage)
 
 
 class SignInNeeded(Exception):
@@ -57,13 +60,13 @@ def public(endpoint: F) -> F:
 
 
 def for_anyone(endpoint: F) -> F:
-    """Let whoever is signed in POST here: signing out, or choosing colours, changes nothing of the engine."""
+    """Let whoever is signed in come here: signing out changes nothing of the engine, and an action asks by itself."""
     endpoint.__dict__["is_for_anyone"] = True
     return endpoint
 
 
 class PageRoute(APIRoute):
-    """A page. Closed unless its function is ``public``; what it POSTs needs an administrator and a CSRF token."""
+    """A page. Closed unless its function is ``public``; what it POSTs needs the right to act and a CSRF token."""
 
     def get_route_handler(self) -> Handle:
         """The gate goes around everything."""
@@ -103,6 +106,16 @@ class Pages(APIRouter):
         options.setdefault("route_class", PageRoute)
         options.setdefault("include_in_schema", False)
         super().__init__(**options)
+        self.forms: dict[str, FormPage] = {}
+
+    def form(self, *names: str) -> Callable[[P], P]:
+        """Name the page on which these actions have their form: it is shown again with what is wrong."""
+
+        def keep(page: P) -> P:
+            self.forms |= dict.fromkeys(names, page)
+            return page
+
+        return keep
 
 
 async def admit(console: Console, request: Request, *, is_for_anyone: bool) -> None:
@@ -111,7 +124,10 @@ async def admit(console: Console, request: Request, *, is_for_anyone: bool) -> N
     if session is None:
         raise SignInNeeded
     request.state.session = session
+    section = console.rights.section_at(request.scope["path"])
     if request.method not in UNSAFE:
+        if not is_for_anyone:
+            console.rights.check_see(session, section)
         return
     check_origin(console, request)
     form = await read_form(request)
@@ -119,8 +135,8 @@ async def admit(console: Console, request: Request, *, is_for_anyone: bool) -> N
     if not hmac.compare_digest(given.encode(), session.csrf.encode()):
         log.warning("console_csrf_refused", path=request.scope["path"])
         raise Forbidden("this form is not from a page of yours, or from before you signed in: load the page again")
-    if not is_for_anyone and not session.may_act:
-        raise Forbidden("you may look, but not change anything: this needs the role ADMINISTRATOR")
+    if not is_for_anyone:
+        console.rights.check_act(session, section)
     request.state.form = form
 
 
@@ -179,6 +195,18 @@ def signed_in(request: Request) -> Session:
     """Who asked for this page."""
     session: Session = request.state.session
     return session
+
+
+def may_act(request: Request) -> bool:
+    """Whether who asked for this page may change what it shows."""
+    console: Console = request.app.state.console
+    return console.rights.may_act(signed_in(request), console.rights.section_at(request.scope["path"]))
+
+
+def check_may_act(request: Request) -> None:
+    """Forbidden, unless who asked for this page may change what it shows: a page for an editor."""
+    console: Console = request.app.state.console
+    console.rights.check_act(signed_in(request), console.rights.section_at(request.scope["path"]))
 
 
 def show_error(request: Request, error: DulyError) -> Response:

@@ -62,8 +62,13 @@ class Session:
     csrf: str
 
     @property
+    def may_look(self) -> bool:
+        """Whether this person sees the engine's pages, and not only a section of their own."""
+        return not ROLES.isdisjoint(self.roles)
+
+    @property
     def may_act(self) -> bool:
-        """Whether this person may change anything."""
+        """Whether this person may change anything of the engine."""
         return ADMINISTRATOR in self.roles
 
     @property
@@ -74,9 +79,9 @@ class Session:
 
 
 async def create_session(db: Database, *, subject: str, name: str, roles: Iterable[str]) -> str:
-    """Sign a person in; the id for their browser, which is new at each sign-in."""
+    """Sign a person in, with the roles that matter here; the id for their browser, which is new at each sign-in."""
     id = secrets.token_urlsafe(32)
-    held = sorted(ROLES.intersection(roles))
+    held = sorted(set(roles))
     async with db.transaction() as tx:
         await fetch(
             tx, CREATE_SESSION, id_hash=hash_id(id), subject=subject, name=name, roles=held, hours=LONGEST_HOURS

@@ -25,7 +25,7 @@ console_sessions = Table(
     CheckConstraint("length(subject) BETWEEN 1 AND 255", name="console_sessions_subject_is_short"),
     CheckConstraint("length(name) BETWEEN 1 AND 255", name="console_sessions_name_is_short"),
     CheckConstraint(
-        "cardinality(roles) > 0 AND roles <@ ARRAY['ADMINISTRATOR'::text, 'OPERATOR'::text]",
+        "cardinality(roles) BETWEEN 1 AND 50 AND array_position(roles, NULL) IS NULL",
         name="console_sessions_has_a_role",
     ),
     CheckConstraint(

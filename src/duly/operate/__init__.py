@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from duly.operate.actions import ACTIONS, Action, Arguments, Result, perform, register
 from duly.operate.alerts import Alert, list_alerts, resolve_alert
-from duly.operate.audit import AuditEntry, list_audit
+from duly.operate.audit import AuditEntry, list_audit, write_audit
 from duly.operate.counts import Count
 from duly.operate.dead_letters import (
     DeadLetter,
@@ -72,4 +72,5 @@ __all__ = [
     "run_job_now",
     "status",
     "why",
+    "write_audit",
 ]

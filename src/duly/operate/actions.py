@@ -38,7 +38,8 @@ class Result:
     """What was done: a sentence for people, facts for machines, and for a bulk action how many.
 
     ``secret`` is shown once, to whoever acted, and kept nowhere. ``rest`` are the arguments that go on where a bulk
-    action ended.
+    action ended. ``page`` is the page of the console to see next, such as ``/orders/7``, if not the one acted from.
+    One that ``is_refused`` wrote down that it was tried, and did not do what was asked for.
     """
 
     message: str
@@ -46,6 +47,8 @@ class Result:
     facts: Mapping[str, str | int | bool | None] = field(default_factory=dict)
     secret: str | None = field(default=None, repr=False)
     rest: Mapping[str, str] | None = None
+    page: str | None = None
+    is_refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Action:
     """One thing an operator can do. ``count`` says beforehand how many a bulk action would touch.
 
     One that ``makes_secret`` makes one if its argument ``secret`` is left out; its answer is then for one pair of eyes.
+    One that ``needs_reason`` is refused by the console without one; ``reason_note`` says what becomes of it,
+    and without one no reason is asked for.
     """
 
     name: str
@@ -63,6 +68,8 @@ class Action:
     count: Callable[[Tx, Any], Awaitable[Count]] | None = None
     verb: str = "Do it"
     makes_secret: bool = False
+    needs_reason: bool = False
+    reason_note: str = "kept in the audit with your name"
 
     def __post_init__(self) -> None:
         """The name becomes a path and a command, so it is one."""

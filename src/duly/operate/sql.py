@@ -372,6 +372,11 @@ FROM duly.audit WHERE id < coalesce(CAST(:before AS bigint), 9223372036854775807
 """
 _NEWEST_AUDIT_FIRST = " ORDER BY id DESC LIMIT CAST(:limit AS int)"
 LIST_AUDIT = Statement(_AUDIT + _NEWEST_AUDIT_FIRST)
+INSERT_AUDIT = Statement("""
+INSERT INTO duly.audit (at, actor, action, subject, reason, before, after)
+VALUES (duly.now(), :actor, :action, :subject, CAST(:reason AS text),
+        CAST(CAST(:before AS text) AS jsonb), CAST(CAST(:after AS text) AS jsonb))
+""")
 LIST_AUDIT_OF_SUBJECT = Statement(_AUDIT + " AND subject = CAST(:subject AS text)" + _NEWEST_AUDIT_FIRST)
 
 # ------------------------------------------------------------------------------------------------------------ status

@@ -58,6 +58,7 @@ def test_pictures_for_the_documentation(open_tab: Open, served: World) -> None:
         ("delivery", f"/console/webhooks/deliveries/{FAILED_DELIVERY}", {"height": 1300}),
         ("orders", "/console/orders", {}), ("transfers", "/console/transfers", {}),
         ("payments", "/console/payments", {}), ("rules", "/console/rules", {}),
+        ("rule-set", "/console/rules/sets/payment-screening", {}),
         ("confirm", "/console/actions/dead.retry-all?name=payments.capture&error_kind=ConnectTimeout", {}),
     ]  # fmt: skip
     for name, path, options in shots:
@@ -276,7 +277,7 @@ def test_without_a_role_the_console_says_so(open_tab: Open) -> None:
     tab = open_tab()
     tab.go("/console")
     tab.page.click('button[value="nora"]')
-    assert "neither role" in tab.page.locator("main").inner_text()
+    assert "no role that the console asks for" in tab.page.locator("main").inner_text()
     assert tab.page.locator("nav").count() == 0
     assert tab.axe() == []
 

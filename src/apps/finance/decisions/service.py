@@ -39,6 +39,7 @@ from apps.finance.decisions.model import (
     RuleSetNotFound,
     RuleSetRecord,
     RuleVersion,
+    Settings,
     Status,
     StillInUse,
     TooManyRuleSets,
@@ -97,26 +98,28 @@ async def _gather(tx: Tx, rule_set_id: str, facts: Mapping[str, Any]) -> tuple[L
     loaded = _cache.latest(rule_set_id)
     for _ in range(MOST_RELOADS):
         recorded = reading.record(loaded.settings.fields, facts) if loaded else {}
-        asked = _ask(loaded, recorded) if loaded else []
+        asked = ask_velocity(loaded.settings, loaded.compiled.names, recorded) if loaded else []
         found = await store.find_current(tx, rule_set_id, asked=[question for _, question in asked])
         if found is None:
             raise RuleSetNotFound(f"there is no rule set {rule_set_id}")
         snapshot_id, now, numbers = found
         if loaded is not None and loaded.id == snapshot_id:
             for (velocity, question), number in zip(asked, numbers, strict=True):
-                recorded[velocity.name] = _count(velocity, number, question)
+                recorded[velocity.name] = count_velocity(velocity, number, question)
             recorded[NOW] = now.isoformat()
             return loaded, recorded
         loaded = await _cache.load(tx, snapshot_id, is_current=True)
     raise Busy("the rule set changes all the time: try again")
 
 
-def _ask(loaded: Loaded, recorded: dict[str, Any]) -> list[tuple[Velocity, dict[str, Any]]]:
-    """What to ask about the past for the velocity facts that some rule uses; what lacks its key is absent like that."""
+def ask_velocity(
+    settings: Settings, names: Sequence[str], recorded: dict[str, Any]
+) -> list[tuple[Velocity, dict[str, Any]]]:
+    """What to ask about the past for the velocity facts among these; what lacks its key is absent like that."""
     asked = []
-    kinds = loaded.settings.fields
-    for velocity in loaded.settings.velocity:
-        if velocity.name not in loaded.compiled.names:
+    kinds = settings.fields
+    for velocity in settings.velocity:
+        if velocity.name not in names:
             continue
         own = velocity.of if velocity.include_current and velocity.function is not Function.COUNT else None
         needed = [*velocity.by, *([own] if own else [])]
@@ -142,7 +145,7 @@ def _ask(loaded: Loaded, recorded: dict[str, Any]) -> list[tuple[Velocity, dict[
     return asked
 
 
-def _count(velocity: Velocity, number: Decimal | None, question: Mapping[str, Any]) -> Any:
+def count_velocity(velocity: Velocity, number: Decimal | None, question: Mapping[str, Any]) -> Any:
     """A velocity fact as it is recorded: what was observed before, and the current event where that is asked for."""
     past, current = number or Decimal(0), question["current"]
     if velocity.function in {Function.COUNT, Function.DISTINCT}:
@@ -329,6 +332,11 @@ async def find_version(tx: Tx, record: RuleRecord, version: int | None) -> RuleV
     if not found or found[0].version != version:
         raise RuleNotFound(f"the rule has no version {version}")
     return found[0]
+
+
+async def review(tx: Tx, record: RuleRecord, version: RuleVersion) -> list[Finding]:
+    """What is to be said about a version before it is activated."""
+    return await _analyse(tx, await find_loaded(tx, record.rule_set_id), version)
 
 
 async def _lock_rule(tx: Tx, rule_id: UUID) -> RuleRecord:
