@@ -66,7 +66,8 @@ async def test_it_counts_what_a_loop_counts(db: Database, dsn: str, clock: Busin
                 if (found := flow.windows[name]) is not None:
                     known += 1
                     assert found == count(entries[question.account_id], question.version, question.at, window)
-        assert 0 < known < 3 * len(asked), "some are known, and none of those is wrong"
+        assert (known > 0) == (most > 1), "some are known, and none of those is wrong"
+        assert known < 3 * len(asked)
 
 
 async def test_nothing_is_asked_about_nothing(db: Database) -> None:
