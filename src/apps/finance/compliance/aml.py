@@ -54,6 +54,7 @@ class _Screened:
 
     @property
     def is_measured(self) -> bool:
+        """Whether it has few enough accounts."""
         return len(self.legs) <= MOST_ACCOUNTS
 
 

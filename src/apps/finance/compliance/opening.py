@@ -110,7 +110,6 @@ def list_matched(verdict: Verdict) -> list[dict[str, Any]]:
 async def _review(tx: Tx, payment: Payment) -> store.NewCase:
     """What is known of a payment that is on hold; its decision may be older than the log."""
     rules = rules_in_force()
-    about = {"payment_id": payment.id, "transaction_id": None, "initiated_by": payment.initiated_by}
     try:
         if payment.decision_id is None:
             raise DecisionNotFound("it was held without one")
@@ -124,7 +123,9 @@ async def _review(tx: Tx, payment: Payment) -> store.NewCase:
             "facts": {}, "matched": [], "incomplete": [], "trace": [], "amount": payment.amount,
             "currency": payment.currency, "needs_two": needs_two, "hours": rules.sla_hours[severity],
         }  # fmt: skip
-    return store.NewCase(**about, **found)
+    return store.NewCase(
+        payment_id=payment.id, transaction_id=None, initiated_by=payment.initiated_by, **found
+    )  # fmt: skip
 
 
 def opened(case: Case) -> events.CaseOpened:

@@ -126,7 +126,7 @@ class Office:
         found: dict[str, Any] = answer.json()
         return found
 
-    async def list(self, query: str = "", *, who: str = "olga") -> list[dict[str, Any]]:
+    async def queue(self, query: str = "", *, who: str = "olga") -> list[dict[str, Any]]:
         answer = await self.ask("GET", f"?{query}", who=who)
         assert answer.status_code == 200, answer.text
         found: list[dict[str, Any]] = answer.json()["items"]

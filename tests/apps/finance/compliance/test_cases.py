@@ -171,7 +171,7 @@ async def test_the_queue_is_filtered_and_paged(office: Office, dsn: str) -> None
     held.append((await office.hold("51.00"))[1])
     await office.do(held[1], "claim", who="otto")
     newest = held[::-1]
-    assert [case["id"] for case in await office.list()] == newest
+    assert [case["id"] for case in await office.queue()] == newest
     for query, expected in {
         "status=OPEN": [held[1]], "status=RESOLVED": [held[0]], "status=EXPIRED": [], "kind=PAYMENT_REVIEW": newest,
         "kind=AML": [], "kind=PAYMENT_REVIEW&status=OPEN": [held[1]], "severity=MEDIUM": newest, "severity=HIGH": [],
@@ -179,7 +179,7 @@ async def test_the_queue_is_filtered_and_paged(office: Office, dsn: str) -> None
         "assignee=otto&status=RESOLVED": [], "assignee=otto&status=OPEN&kind=PAYMENT_REVIEW": [held[1]],
         "overdue=true": [],
     }.items():  # fmt: skip
-        assert [case["id"] for case in await office.list(query)] == expected, query
+        assert [case["id"] for case in await office.queue(query)] == expected, query
     page = (await office.ask("GET", "?limit=1")).json()
     assert ([case["id"] for case in page["items"]], page["next"]) == ([held[1]], held[1])
     rest = (await office.ask("GET", f"?limit=1&before={page['next']}")).json()
@@ -193,10 +193,10 @@ async def test_who_is_too_late_is_told_once(office: Office, dsn: str) -> None:
     """A timer for each case, in the commit that opens it: three days for what is of medium severity."""
     _, case = await office.hold()
     await office.run(hours=71.9)
-    assert (office.lines(case), await office.list("overdue=true")) == (["OPENED"], [])
+    assert (office.lines(case), await office.queue("overdue=true")) == (["OPENED"], [])
     await office.run(hours=0.2)
     assert office.lines(case) == ["OPENED", "OVERDUE"]
-    assert [one["id"] for one in await office.list("overdue=true")] == [case]
+    assert [one["id"] for one in await office.queue("overdue=true")] == [case]
     assert office.facts(case)[-1] == "compliance.case.overdue"
     subject = "SELECT subject FROM duly.alerts WHERE resolved_at IS NULL AND kind = 'application'"
     assert rows(dsn, subject) == [(f"compliance.overdue:{case}",)]
@@ -205,7 +205,7 @@ async def test_who_is_too_late_is_told_once(office: Office, dsn: str) -> None:
     assert office.lines(case) == ["OPENED", "OVERDUE"]
     await office.do(case, "resolve", APPROVE)
     assert rows(dsn, subject) == []
-    assert await office.list("overdue=true") == []
+    assert await office.queue("overdue=true") == []
     office.check()
 
 

@@ -74,8 +74,8 @@ async def test_who_initiated_the_payment_decides_nothing_about_it(office: Office
         assert (answer.status_code, answer.json()["type"]) == (403, "urn:duly:problem:own-payment"), what
     assert (await office.ask("GET", f"/{case}", who="teller")).status_code == 403
     assert (await office.ask("GET", f"/{case}/timeline", who="teller")).status_code == 403
-    assert await office.list(who="teller") == []
-    assert len(await office.list()) == 1
+    assert await office.queue(who="teller") == []
+    assert len(await office.queue()) == 1
     theirs = await office.ask("POST", f"/{case}/assign", {"assignee": "teller"})
     assert theirs.status_code == 403
     await office.do(case, "resolve", APPROVE)

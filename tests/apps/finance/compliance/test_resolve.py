@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -233,11 +234,8 @@ async def test_the_file_of_a_payment_has_every_case_about_it(office: Office, db:
     await office.do(case, "resolve", APPROVE)
     await office.screen()
     posted = UUID(str(value(office.dsn, "SELECT transaction_id FROM payments.payments")))
-    for about in (
-        {"payment_id": UUID(payment), "transaction_ids": []},
-        {"payment_id": UUID(payment), "transaction_ids": [posted]},
-    ):
-        files = await do(db, lambda tx, about=about: service.read_cases_about(tx, **about))
+    for about in ([], [posted]):
+        files = await do(db, partial(service.read_cases_about, payment_id=UUID(payment), transaction_ids=about))
         assert [file.case.kind.value for file in files] == ["PAYMENT_REVIEW", "AML"]
         assert [line.kind.value for line in files[0].timeline] == ["OPENED", "RESOLVED"]
         assert files[1].alert.source.value == "AML"

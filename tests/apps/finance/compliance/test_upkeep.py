@@ -8,7 +8,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from apps.finance.compliance import service, store, workers
+from apps.finance.compliance import service, sql, workers
 from apps.finance.compliance.model import CaseNotFound
 from duly.db import Database
 from duly.errors import Refused
@@ -165,13 +165,13 @@ async def test_one_that_was_reopened_between_look_and_lock_is_kept(office: Offic
     """It was committed after the look began: that nothing follows is asked again under the lock."""
     case = await ended(office)
     async with db.transaction() as tx:
-        ids = list((await tx.execute(store.sql.LOCK_OLD, {"days": 1, "limit": 10})).scalars())
+        ids = list((await tx.execute(sql.LOCK_OLD, {"days": 1, "limit": 10})).scalars())
         assert ids == [UUID(case)]
     await office.do(case, "reopen", {"reason": "x"}, expect=201)
     async with db.transaction() as tx:
-        await tx.execute(store.sql.ALLOW_FORGETTING)
-        await tx.execute(store.sql.FORGET_LINES, {"ids": ids})
-        assert list((await tx.execute(store.sql.FORGET_CASES, {"ids": ids})).scalars()) == []
+        await tx.execute(sql.ALLOW_FORGETTING)
+        await tx.execute(sql.FORGET_LINES, {"ids": ids})
+        assert list((await tx.execute(sql.FORGET_CASES, {"ids": ids})).scalars()) == []
     assert office.lines(case) == ["OPENED", "RESOLVED"]
 
 
