@@ -15,6 +15,7 @@ second one answers 200 and does nothing; of two at once the second waits for the
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 
 import structlog
@@ -122,7 +123,15 @@ class Receiver:
             "webhook_refused",
             provider=self.provider,
             reason=getattr(refusal, "reason", "too_large"),
-            remote_address=request.client.host if request.client else None,
+            remote_address=_read_address(request),
             body_sha256=hashlib.sha256(body).hexdigest(),
             body_bytes=len(body),
         )
+
+
+def _read_address(request: Request) -> str | None:
+    """Who called, if that is an address: behind a proxy it is what a header says, and that may be anything."""
+    try:
+        return str(ip_address(request.client.host)) if request.client else None
+    except ValueError:
+        return None
