@@ -16,7 +16,7 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SESSION = Session(
     uuid4(), "user-1", "sandbox", Status.PENDING, "t" * 32, "agent", 1, NOW, NOW + timedelta(hours=24), NOW
 )
-EVIDENCE = f"ev_{uuid4().hex}"
+EVIDENCE = "ev_7e57ca5e7e57ca5e7e57ca5e7e57ca5e"
 
 
 @given(st.lists(st.sampled_from(sorted(set(SAID.values()))), max_size=12))
