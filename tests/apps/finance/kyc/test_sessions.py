@@ -81,8 +81,11 @@ async def test_what_may_be_a_person_is_no_user_id(desk: Desk, dsn: str, user_id:
 
 @pytest.mark.parametrize(
     "user_id",
-    ["5f1d7a52-3c1e-4b7e-9d57-0f3f5f7d2c11", "user-42", "u1", "usr_" + "0a" * 12, "customer_000123456", "id7", "sub-" + "f" * 64],
-)
+    [
+        "5f1d7a52-3c1e-4b7e-9d57-0f3f5f7d2c11", "user-42", "u1", "usr_" + "0a" * 12, "customer_000123456", "id7",
+        "sub-" + "f" * 64,
+    ],
+)  # fmt: skip
 async def test_opaque_ids_are_user_ids(desk: Desk, user_id: str) -> None:
     assert (await desk.create(user_id))["userId"] == user_id
 
