@@ -457,9 +457,7 @@ async def test_two_officers_at_once_decide_once(desk: Desk) -> None:
     answers = await asyncio.gather(
         *(decide(one, desk.small, word, "OTHER") for one, word in ((cora, "APPROVE"), (carl, "REJECT")) * 3)
     )
-    done, *rest = sorted(answer.status_code for answer in answers)
-    assert done == 303
-    assert set(rest) <= {409, 503}  # on a starved machine a page may not be read in time
+    assert sorted(answer.status_code for answer in answers) == [303, 409, 409, 409, 409, 409]
     assert [kind for kind, _ in desk.lines(desk.small)].count("RESOLVED") == 1
     assert len(desk.audited()) == 1
 
