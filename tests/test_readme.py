@@ -50,7 +50,7 @@ def test_the_requests_of_the_readme_work_as_printed(tmp_path: Path) -> None:
     assert [item["id"] for item in page["items"]] == [made["id"]]
     assert (accepted["status"], accepted["toUserId"]) == ("Accepted", "bob")
     assert (rule["status"], rule["warnings"]) == ("ACTIVE", [])
-    assert (rejected["state"], rejected["reason"]) == ("REJECTED", "screening")
+    assert (rejected["state"], rejected["reason"]) == ("REJECTED", "not_approved")
     assert (paid["state"], paid["amount"], paid["attempts"]) == ("COMPLETED", "20.00", 1)
     assert (balance["balance"], balance["available"]) == ("20.00", "20.00")
     assert (reversal["status"], reversal["reason"], reversal["amount"]) == ("POSTED", "booked twice", "5.00")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from uuid import uuid4
 import httpx2
 import pytest
 
+from apps.finance.kyc.gateways import CALLBACK_PATH, URL_VARIABLE
 from apps.sandbox import bank, identity
 from duly.auth.issuer import Issuer
 from duly.settings import Settings
@@ -42,10 +44,11 @@ WORK = """
 class Process:
     """A real ``duly api`` with failpoints, and an agent."""
 
-    def __init__(self, dsn: str, home: Path, provider_url: str) -> None:
+    def __init__(self, dsn: str, home: Path, *, provider_url: str, callback_url: str) -> None:
         self.env = environment(
             DULY_APP="apps.wiring:app", DATABASE_URL=dsn, DULY_DATA=str(home), PORT=str(free_port()),
             DULY_ALLOW_UNSAFE_DATABASE="1", KYC_PROVIDER_URL=provider_url,
+            KYC_CALLBACK_URL=callback_url,
         )  # fmt: skip
         self.url = f"http://127.0.0.1:{self.env['PORT']}"
         self.log = home.with_suffix(".log")
@@ -72,10 +75,10 @@ class Process:
 
 
 @pytest.fixture
-def process(desk: Desk, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Process:
-    import os
-
-    return Process(dsn, tmp_path / "api", os.environ["KYC_PROVIDER_URL"])
+def process(desk: Desk, dsn: str, tmp_path: Path) -> Process:
+    """The provider calls one that lives on."""
+    ours = str(desk.api.client.base_url).rstrip("/") + CALLBACK_PATH
+    return Process(dsn, tmp_path / "api", provider_url=os.environ[URL_VARIABLE], callback_url=ours)
 
 
 @pytest.mark.parametrize(
