@@ -50,7 +50,7 @@ def test_a_day_of_a_risk_administrator(open_tab: Open, served: World) -> None:
         check(tab, f"rules-{day}")
         page.click("a:has-text('Stricter limit')")
         check(tab, f"rule-{day}")
-        before = page.locator("tbody tr").count()
+        before = page.locator("#versions ~ div tbody tr").count()
         page.click("a.button:has-text('Edit')")
         check(tab, f"rule-edit-{day}")
 
