@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-plans test-console test-finance test-browser screenshots bench-console test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
+.PHONY: help run test test-plans test-console test-apps test-browser screenshots bench-console test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
   bench-memory bench-report bench-birthdays bench-webhooks bench-ledger bench-decisions bench-payments bench-aml chaos simulate decade
 
 help: ## show this list
@@ -21,7 +21,7 @@ run: $(STAMP) ## start everything on an embedded PostgreSQL with sample data (PO
 	@exec $(BIN)/duly up
 
 test: check $(STAMP) ## linters, types, import contracts and every test that needs no outside server, but the three that follow
-	@$(BIN)/python -m pytest -n 3 --dist worksteal --ignore tests/apps/finance --ignore tests/console --ignore tests/plans
+	@$(BIN)/python -m pytest -n 3 --dist worksteal --ignore tests/apps --ignore tests/console --ignore tests/plans
 
 test-plans: $(STAMP) ## what queries read among a million rows
 	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/plans
@@ -29,8 +29,8 @@ test-plans: $(STAMP) ## what queries read among a million rows
 test-console: $(STAMP) ## the console over HTTP: pages, actions, signing in, attacks
 	@$(BIN)/python -m pytest -n 3 --dist worksteal tests/console
 
-test-finance: $(STAMP) ## the tests of apps/finance, which take a few minutes of their own
-	@$(BIN)/python -m pytest -n 3 --dist worksteal tests/apps/finance
+test-apps: $(STAMP) ## the five applications, the financial core among them
+	@$(BIN)/python -m pytest -n 3 --dist worksteal tests/apps
 
 check: $(STAMP) ## linters, types and import contracts only
 	@$(BIN)/ruff check .
