@@ -113,7 +113,7 @@ bench-http: $(STAMP) ## measure the HTTP path with concurrent clients, and the h
 	@$(BIN)/python -m benchmarks.http
 
 lock: ## compile requirements.lock anew (needs uv)
-	uv pip compile pyproject.toml --group dev --extra embedded --generate-hashes \
+	uv pip compile pyproject.toml --group dev --all-extras --generate-hashes \
 	  --no-emit-index-url --no-header --universal --python-version 3.11 -o requirements.lock
 
 clean: ## remove the virtual environment and caches; your data in .duly stays
