@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from duly import Duly, Event, Fail, JobContext, NewEvent, Snooze, Tx, cancel, emit, schedule
 from duly.errors import Conflict
+from duly.failpoints import arm
 from duly.http.transactions import RequestTx, Router
 
 PATIENT = 60  # retries of work that is no poison: kills and take-overs count as attempts, and must never use them up
@@ -173,6 +174,12 @@ def add_poison(app: Duly) -> None:
     async def kill(ctx: JobContext, tx: Tx) -> None:
         await note(tx, "kill", entity(ctx), job_id=ctx.job_id)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    @app.job("chaos.settle", max_retries=PATIENT, backoff=[0])
+    async def die_settling(ctx: JobContext, tx: Tx) -> None:
+        await note(tx, "settle", entity(ctx), job_id=ctx.job_id)
+        if ctx.retry_count == 0:
+            arm("worker.before_settle=kill9")
 
     @app.job("chaos.hang", max_retries=POISON_RETRIES, backoff=[0], timeout=0.7)
     async def hang(ctx: JobContext, tx: Tx) -> None:

@@ -18,6 +18,7 @@ EXAMPLES = 5
 CONSUMED = ("batched", "noted", "followed")
 ONCE = (
     "grouped", "limited", "flaky", "snooze", "sync", "raw", "slow", "block", "v2", "stall.done", "stall.long",
+    "settle",
 )  # fmt: skip
 NEVER = ("raise", "kill", "hang")
 MUST_DIE = ("chaos.raise", "chaos.kill", "chaos.hang", "chaos.fail", "stall.fail")

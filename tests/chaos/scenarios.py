@@ -65,11 +65,11 @@ async def _stalling(scene: Scene, op: str) -> int:
     return 0
 
 
-def dies_at(role: str, point: str, *, minutes: int = 0, rounds: int = 1) -> Script:
+def dies_at(role: str, point: str, *, minutes: int = 0) -> Script:
     """Each process of a role in turn kills itself at a step."""
 
     async def script(scene: Scene) -> None:
-        for hit, member in enumerate(scene.world.role(role) * rounds, 1):
+        for hit, member in enumerate(scene.world.role(role), 1):
             deaths = member.deaths
             await scene.world.replace(member, failpoints=f"{point}=kill9@{hit}")
             for _ in range(60):
@@ -179,7 +179,7 @@ SCENARIOS: Mapping[str, Plan] = {
     "burst": replace(_BASE, clients=0, script=burst, processes={"worker": 4, "relay": 1, "api": 2}),
     "killer": replace(_BASE, script=orders("chaos.kill"), drain_seconds=30.0),
     "limited": replace(_BASE, clients=0, script=orders(*["chaos.limited"] * 24)),
-    "dies_before_settling": replace(_BASE, script=dies_at("worker", "worker.before_settle", rounds=2)),
+    "dies_before_settling": replace(_BASE, clients=0, script=orders(*["chaos.settle"] * 4)),
     "long": replace(_BASE, clients=0, script=orders("stall.long", "stall.long"), drain_seconds=30.0),
     "poisoned": replace(_BASE, clients=0, script=held),
     "redelivered": replace(_BASE, faults=("redelivery",), seconds=4.0),
