@@ -12,7 +12,7 @@ from uuid import UUID
 
 from fastapi import APIRouter
 
-from duly.brokers.connect import MODULES
+from duly.brokers.connect import broker_names
 from duly.db import Database, Statement, Tx, fetch
 from duly.errors import Invalid
 from duly.inbox.receive import JOB_PREFIX, Consumer, check_consumer
@@ -110,7 +110,7 @@ class Duly:
         """The engine's own clean-up jobs, its webhooks and its brokers come with every application."""
         register_maintenance(self)
         register_webhooks(self)
-        for name in sorted(set(MODULES.values())):
+        for name in broker_names():
             self._add(create_receive_handler(name))
 
     @property

@@ -63,7 +63,8 @@ FORGET_CURSORS = Statement("""
 WITH gone AS (
     DELETE FROM duly.cursors WHERE (via, shard) IN (
         SELECT old.via, old.shard
-        FROM (SELECT c.via, c.shard, c.moved_at, row_number() OVER (PARTITION BY c.via ORDER BY c.moved_at DESC) AS place
+        FROM (SELECT c.via, c.shard, c.moved_at,
+                     row_number() OVER (PARTITION BY c.via ORDER BY c.moved_at DESC) AS place
               FROM duly.cursors c) AS old
         WHERE old.place > 100 AND old.moved_at < duly.now() - make_interval(days => CAST(:days AS int))
         LIMIT CAST(:batch AS int))
