@@ -84,6 +84,10 @@ class Foreign(Protocol):
         """Send them in this order, acknowledged by the broker; headers and body go as they are."""
         ...
 
+    async def flood(self, topic: str, type_: str, messages: Sequence[Raw]) -> None:
+        """Send them as fast as the library can, in any order, each acknowledged: what a benchmark compares with."""
+        ...
+
     async def close(self) -> None:
         """Hang up."""
         ...
@@ -99,6 +103,8 @@ class Kind:
     foreign: Callable[[Server], Foreign]
     binding: str  # what CloudEvents attributes are called as headers: "ce-", "ce_", ...; "" in structured mode
     carries_bytes: bool = True  # a body need not be text
+    keeps_reading: bool = True  # a receiver that stands still holds nothing up, until the broker gives up on it
+    refuses_absent_topics: bool = True  # what was never set up can be told from what is empty
     restart_seconds: float = 30.0  # how long a server may need to serve again after it was killed
     environment: Mapping[str, str] = field(default_factory=dict)  # for processes that use it (credentials, say)
 
