@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from duly.brokers import Message
@@ -55,9 +55,15 @@ async def topics_of(server: KafkaServer) -> set[str]:
 
 async def committed(server: KafkaServer, group: str, topic: str, partition: int = 0) -> int:
     """The group's offset as the broker has it; below zero when there is none."""
-    asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
-    answer = await asyncio.wrap_future(AdminClient(server.client).list_consumer_group_offsets([asked])[group])
-    return int(answer.topic_partitions[0].offset)
+    return await asyncio.to_thread(_committed, server, group, TopicPartition(topic, partition))
+
+
+def _committed(server: KafkaServer, group: str, partition: TopicPartition) -> int:
+    consumer = Consumer({**server.client, "group.id": group})  # it never joins
+    try:
+        return int(consumer.committed([partition], timeout=60)[0].offset)
+    finally:
+        consumer.close()
 
 
 async def eventually(fact: Any, expected: Any, *, seconds: float = 60.0) -> None:

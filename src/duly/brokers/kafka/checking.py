@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     ConfigResource,
@@ -29,12 +29,11 @@ DAY_MS = 24 * 60 * 60 * 1000
 
 
 @dataclass(frozen=True)
-class GroupState:
-    """How far a group is."""
+class TopicEnds:
+    """Which topics there are, and what is in their partitions."""
 
-    lag: int
-    topic_ids: Mapping[str, str]
-    lost: list[tuple[str, int, int]] = field(default_factory=list)  # topic, partition, how many were thrown away unread
+    ids: Mapping[str, str]
+    offsets: Mapping[tuple[str, int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class TopicState:
 
 async def check_topics(address: Address, topics: Sequence[str], *, must_exist: bool) -> None:
     """Refuse topics that lose what they acknowledged, or (if they must exist) that are missing; tell of the rest."""
-    admin = _admin(address)
+    admin = admin_client(address)
     brokers = len(
         (await answer(admin.describe_cluster(request_timeout=ADMIN_SECONDS), seconds=2 * ADMIN_SECONDS)).nodes
     )
@@ -97,7 +96,7 @@ async def create_topics(address: Address, topics: Sequence[str]) -> list[str]:
     """Create the topics that are missing, and wait until each can be written to."""
     if wrong := [topic for topic in topics if not TOPIC.fullmatch(topic)]:
         raise Refused(f"Kafka knows no topic of the name {wrong[0]!r}: it takes letters, digits and . _ -")
-    admin = _admin(address)
+    admin = admin_client(address)
     brokers = len(
         (await answer(admin.describe_cluster(request_timeout=ADMIN_SECONDS), seconds=2 * ADMIN_SECONDS)).nodes
     )
@@ -125,30 +124,17 @@ async def create_topics(address: Address, topics: Sequence[str]) -> list[str]:
     raise TimeoutError("Kafka created the topics, and elects no leader of their partitions")
 
 
-async def group_state(address: Address, topics: Sequence[str], group: str) -> GroupState:
-    """How many messages the group has yet to commit, and whether some were thrown away before it read them."""
-    admin = _admin(address)
+async def topic_ends(admin: AdminClient, topics: Sequence[str]) -> TopicEnds:
+    """What the topics hold: which of them they are, and the first and the next offset of each partition."""
     found = await _describe(admin, topics)
     partitions = [TopicPartition(name, one.id) for name, topic in found.items() for one in topic.partitions]
     ids = {name: str(topic.topic_id) for name, topic in found.items()}
-    if not partitions:
-        return GroupState(0, ids)
-    asked = admin.list_consumer_group_offsets(
-        [ConsumerGroupTopicPartitions(group, partitions)], request_timeout=ADMIN_SECONDS
-    )
-    rows = (await answer(asked[group], seconds=2 * ADMIN_SECONDS)).topic_partitions
-    committed = {(one.topic, one.partition): one.offset for one in rows}
     first, last = [await _offsets(admin, partitions, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())]
-    lag, lost = 0, []
-    for key in first.keys() & last.keys():
-        at = committed.get(key, -1)
-        if 0 <= at < first[key]:
-            lost.append((*key, first[key] - at))
-        lag += max(0, last[key] - max(at, first[key]))
-    return GroupState(lag, ids, sorted(lost))
+    return TopicEnds(ids, {one: (first[one], last[one]) for one in sorted(first.keys() & last.keys())})
 
 
-def _admin(address: Address) -> AdminClient:
+def admin_client(address: Address) -> AdminClient:
+    """The client that describes and creates. It must not be asked for a group's offsets: it dies of one answer."""
     try:
         return AdminClient(address.client)
     except KafkaException as error:
@@ -200,7 +186,9 @@ async def _settings_of(admin: AdminClient, found: Mapping[str, TopicDescription]
 async def _offsets(
     admin: AdminClient, partitions: Sequence[TopicPartition], spec: OffsetSpec
 ) -> dict[tuple[str, int], int]:
-    found = {}
+    found: dict[tuple[str, int], int] = {}
+    if not partitions:
+        return found
     asked = admin.list_offsets(dict.fromkeys(partitions, spec), request_timeout=ADMIN_SECONDS)
     for partition, future in asked.items():
         try:

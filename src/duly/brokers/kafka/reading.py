@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Raw
+from confluent_kafka.admin import AdminClient
 
 from duly.brokers import Message
 from duly.brokers.kafka import checking
@@ -28,6 +29,7 @@ Partition = tuple[str, int]
 POLL_SECONDS = 0.2
 DOWN_SECONDS = 2.0
 COMMIT_AGAIN_SECONDS = 5.0
+COMMITTED_SECONDS = 10.0
 CLOSE_SECONDS = 15.0
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 _CONSUMER = {
@@ -60,6 +62,7 @@ class KafkaSource:
         self._address, self._topics, self._group = address, sorted(set(topics)), group
         self._reader = Reader({**_CONSUMER, **address.client, "group.id": group}, self._topics)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-consumer")
+        self._admin: AdminClient | None = None
         self._ids: dict[str, str] = {}
 
     async def check(self) -> None:
@@ -88,14 +91,20 @@ class KafkaSource:
 
     async def lag(self) -> int | None:
         """How many messages the group has not committed, in all partitions; and a look at what should not happen."""
-        state = await checking.group_state(self._address, self._topics, self._group)
-        for topic, partition, messages in state.lost:
-            log.error("kafka_messages_lost", topic=topic, partition=partition, messages=messages, group=self._group)
-        if any(self._ids.get(topic, id_) != id_ for topic, id_ in state.topic_ids.items()):
-            log.warning("kafka_topic_made_anew", topics=sorted(state.topic_ids))
-            await self._in_thread(self._reader.begin_anew)
-        self._ids |= state.topic_ids
-        return state.lag
+        self._admin = self._admin or checking.admin_client(self._address)
+        ends = await checking.topic_ends(self._admin, self._topics)
+        if any(self._ids.get(topic, id_) != id_ for topic, id_ in ends.ids.items()):
+            log.warning("kafka_topic_made_anew", topics=sorted(ends.ids))
+            await self._in_thread(self._reader.close)  # to join anew: the offsets of the old one are gone with it
+        self._ids |= ends.ids
+        committed = await self._in_thread(self._reader.committed, list(ends.offsets))
+        lag = 0
+        for partition, (first, last) in ends.offsets.items():
+            at = committed.get(partition, -1)
+            if 0 <= at < first:
+                log.error("kafka_messages_lost", topic=partition[0], partition=partition[1], messages=first - at)
+            lag += max(0, last - max(at, first))
+        return lag
 
     async def close(self) -> None:
         """Leave the group at once: others go on from what was acknowledged."""
@@ -174,14 +183,19 @@ class Reader:
                 self._next[topic, number] = offset
         except KafkaException as error:  # it is not ours any more, or not yet again
             log.info("kafka_begins_anew", reason=words(error_of(error)))
-            self.begin_anew()
+            self.close()
 
-    def begin_anew(self) -> None:
-        """Leave the group, to join it at the next read: from what was committed."""
-        self.close()
+    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """The group's offsets, as the broker has them; below zero where there is none."""
+        asked = [TopicPartition(topic, number) for topic, number in partitions]
+        try:
+            found = self._open().committed(asked, timeout=COMMITTED_SECONDS) if asked else []
+        except KafkaException as error:
+            raise ConnectionError(words(error_of(error))) from None
+        return {(one.topic, one.partition): one.offset for one in found}
 
     def close(self) -> None:
-        """Leave the group, and hang up."""
+        """Leave the group, and hang up; reading again joins again, after what was committed."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             self._commit_again(consumer, at_once=True)
