@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import struct
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
@@ -20,12 +19,10 @@ from duly.ids import uuid7
 from duly.messages import Event
 from tests.brokers.server_kafka import KafkaServer
 
-_numbers = itertools.count(1)
-
 
 def fresh(name: str = "orders") -> str:
     """A topic that no test used before."""
-    return f"shop.{name}{next(_numbers)}"
+    return f"shop.{name}.{uuid7().hex[-8:]}"
 
 
 def event(n: int, topic: str, *, aggregate: str = "o-1", **payload: Any) -> Event:

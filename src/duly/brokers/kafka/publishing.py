@@ -5,10 +5,8 @@ The client's own asyncio producer carries no headers (its batches cannot), so th
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -16,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from duly.brokers import Later, wire
 from duly.brokers.kafka import checking
 from duly.brokers.kafka.address import TOPIC, Address
+from duly.brokers.kafka.thread import OneThread
 from duly.brokers.kafka.trouble import AWAY, MISSING, Complaints, error_of, missing_topic, words
 from duly.clock import monotonic
 from duly.errors import Refused
@@ -48,7 +47,7 @@ class KafkaTransport:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._sender = Sender(address)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-producer")
+        self._thread = OneThread("kafka-producer")
 
     async def check(self) -> None:
         """Refuse topics that lose what they acknowledged; a topic that is missing is told, for its events wait."""
@@ -58,20 +57,14 @@ class KafkaTransport:
     async def publish(self, events: Sequence[Event]) -> Sequence[Answer]:
         """Send each to its topic and wait for its acknowledgement by all replicas in sync."""
         stop = threading.Event()
-        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, self._sender.publish, list(events), stop)
+            return await self._thread.call(self._sender.publish, list(events), stop)
         finally:
             stop.set()  # whoever waits no longer: neither does the thread
 
     async def close(self) -> None:
         """Hang up."""
-        try:
-            async with asyncio.timeout(2 * CLOSE_SECONDS):
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._sender.close)
-        except TimeoutError:
-            log.warning("kafka_not_closed")
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        await self._thread.end(self._sender.close, seconds=2 * CLOSE_SECONDS)
 
 
 class Sender:
@@ -85,8 +78,11 @@ class Sender:
 
     def publish(self, events: Sequence[Event], stop: threading.Event) -> list[Answer]:
         """One answer for each event, within PUBLISH_SECONDS; ConnectionError or TimeoutError when Kafka is away."""
-        if self._producer is None or self._complaints.fatal:
-            self._open()
+        producer = self._producer
+        if producer is None or self._complaints.fatal:
+            producer = self._open()
+        producer.poll(0)
+        self._complaints.down_since = None  # that was then; if it is so still, we hear it again
         wave = Wave(events, stop, until=monotonic() + PUBLISH_SECONDS)
         self._refuse_topics(wave)
         for number in wave.unanswered():
@@ -106,7 +102,7 @@ class Sender:
             producer.purge()
             producer.close()
 
-    def _open(self) -> None:
+    def _open(self) -> Producer:
         self.close()
         self._complaints = complaints = Complaints()
         self._known = set()
@@ -116,6 +112,7 @@ class Sender:
             )
         except KafkaException as error:
             raise Refused(f"Kafka's client cannot be started: {words(error_of(error))}") from None
+        return self._producer
 
     def _refuse_topics(self, wave: Wave) -> None:
         for topic in {event.topic for event in wave.events} - self._known:

@@ -5,11 +5,9 @@ What was read and not acknowledged is read again before anything else is: so a b
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -19,12 +17,12 @@ from confluent_kafka.admin import AdminClient
 from duly.brokers import Message
 from duly.brokers.kafka import checking
 from duly.brokers.kafka.address import TOPIC, Address
+from duly.brokers.kafka.thread import OneThread
 from duly.brokers.kafka.trouble import AWAY, MISSING, Complaints, error_of, words
 from duly.clock import monotonic
 from duly.errors import Refused
 
 log = structlog.get_logger("duly.kafka")
-T = TypeVar("T")
 Partition = tuple[str, int]
 POLL_SECONDS = 0.2
 DOWN_SECONDS = 2.0
@@ -40,7 +38,7 @@ _CONSUMER = {
     "partition.assignment.strategy": "cooperative-sticky",
     "session.timeout.ms": 15_000,
     "heartbeat.interval.ms": 3_000,
-    "max.poll.interval.ms": 300_000,
+    "max.poll.interval.ms": 120_000,
     "fetch.wait.max.ms": 250,
     "fetch.max.bytes": MAX_BATCH_BYTES,  # what is fetched ahead is bounded, in bytes
     "queued.min.messages": 2_000,
@@ -61,7 +59,7 @@ class KafkaSource:
             raise Refused(f"Kafka knows no topic of the name {wrong[0]!r}: it takes letters, digits and . _ -")
         self._address, self._topics, self._group = address, sorted(set(topics)), group
         self._reader = Reader({**_CONSUMER, **address.client, "group.id": group}, self._topics)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-consumer")
+        self._thread = OneThread("kafka-consumer")
         self._admin: AdminClient | None = None
         self._ids: dict[str, str] = {}
 
@@ -71,33 +69,36 @@ class KafkaSource:
 
     async def resume(self, positions: Mapping[str, int]) -> None:
         """Begin again after what was acknowledged; the group keeps the positions, so none are needed."""
-        await self._in_thread(self._reader.rewind)
+        await self._thread.call(self._reader.rewind)
 
     async def receive(self, limit: int, *, wait_seconds: float) -> Sequence[Message]:
         """What is there, in order per partition: at most so many, and at most MAX_BATCH_BYTES."""
         stop = threading.Event()
         try:
-            return await self._in_thread(self._reader.read, limit, wait_seconds, stop)
+            return await self._thread.call(self._reader.read, limit, wait_seconds, stop)
         finally:
             stop.set()
 
     async def acknowledge(self, messages: Sequence[Message]) -> None:
         """Commit the offsets after these; the broker's answer is not waited for, and sent again if it is lost."""
-        await self._in_thread(self._reader.acknowledge, list(messages))
+        await self._thread.call(self._reader.acknowledge, list(messages))
 
     async def release(self, messages: Sequence[Message]) -> None:
         """Read again from the first that was not acknowledged."""
-        await self._in_thread(self._reader.rewind)
+        await self._thread.call(self._reader.rewind)
 
     async def lag(self) -> int | None:
         """How many messages the group has not committed, in all partitions; and a look at what should not happen."""
         self._admin = self._admin or checking.admin_client(self._address)
-        ends = await checking.topic_ends(self._admin, self._topics)
+        try:
+            ends = await checking.topic_ends(self._admin, self._topics)
+        except Refused:  # we may not look: that is no reason not to read
+            return None
         if any(self._ids.get(topic, id_) != id_ for topic, id_ in ends.ids.items()):
             log.warning("kafka_topic_made_anew", topics=sorted(ends.ids))
-            await self._in_thread(self._reader.close)  # to join anew: the offsets of the old one are gone with it
+            await self._thread.call(self._reader.close)  # to join anew: the offsets of the old one are gone with it
         self._ids |= ends.ids
-        committed = await self._in_thread(self._reader.committed, list(ends.offsets))
+        committed = await self._thread.call(self._reader.committed, list(ends.offsets))
         lag = 0
         for partition, (first, last) in ends.offsets.items():
             at = committed.get(partition, -1)
@@ -108,15 +109,7 @@ class KafkaSource:
 
     async def close(self) -> None:
         """Leave the group at once: others go on from what was acknowledged."""
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._in_thread(self._reader.close)
-        except TimeoutError:
-            log.warning("kafka_not_closed")
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+        await self._thread.end(self._reader.close, seconds=CLOSE_SECONDS)
 
 
 class Reader:
@@ -151,7 +144,7 @@ class Reader:
             else:
                 message = _message(found)
                 partition, offset = message.token
-                self._due.setdefault(partition, offset)
+                self._due[partition] = min(offset, self._due.get(partition, offset))  # less: it began anew
                 self._next[partition] = offset + 1
                 self._batch.append(message)
                 size += len(message.body)
@@ -199,8 +192,9 @@ class Reader:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             self._commit_again(consumer, at_once=True)
-            consumer.close()
         self._due, self._next, self._owed = {}, {}, {}
+        if consumer is not None:
+            consumer.close()
 
     # -- the client ---------------------------------------------------------------------------------------------
 
