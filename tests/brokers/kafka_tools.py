@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,12 @@ def event(n: int, topic: str, *, aggregate: str = "o-1", **payload: Any) -> Even
     return Event(uuid7(), "order.placed", topic, aggregate, {"n": n, **payload}, headers, datetime.now(UTC))
 
 
-async def make_topic(server: KafkaServer, topic: str, *, partitions: int = 1, **settings: str) -> str:
-    """A topic as an operator makes one; settings with _ for the dots."""
-    config = {name.replace("_", "."): value for name, value in settings.items()}
+async def make_topic(
+    server: KafkaServer, topic: str, *, partitions: int = 1, config: Mapping[str, str] | None = None
+) -> str:
+    """A topic as an operator makes one."""
     admin = AdminClient(server.client)
-    made = admin.create_topics([NewTopic(topic, partitions, 1, config=config)], operation_timeout=30)
+    made = admin.create_topics([NewTopic(topic, partitions, 1, config=dict(config or {}))], operation_timeout=30)
     await asyncio.wrap_future(made[topic])
     return topic
 

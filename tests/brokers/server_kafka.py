@@ -151,7 +151,7 @@ class KafkaForeign:
         while len(self._seen) < count and time.monotonic() < ends_at:
             message = self._consumer.poll(0.2)
             if message is not None and message.error() is None:
-                headers = {name.lower(): _text(value) for name, value in list(message.headers() or [])}
+                headers = {_text(name).lower(): _text(value) for name, value in list(message.headers() or [])}
                 self._seen.append(Raw(headers, message.value() or b"", _text(message.key())))
         return list(self._seen)
 

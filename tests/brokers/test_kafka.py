@@ -104,7 +104,7 @@ async def test_the_producer_is_idempotent(server: KafkaServer, transport: KafkaT
 async def test_an_event_is_not_published_before_enough_replicas_have_it(
     server: KafkaServer, transport: KafkaTransport
 ) -> None:
-    careful = await make_topic(server, fresh(), min_insync_replicas="2")
+    careful = await make_topic(server, fresh(), config={"min.insync.replicas": "2"})
     plain = await make_topic(server, fresh())
     waits, came = await transport.publish([event(1, careful), event(2, plain)])
     assert came is None
@@ -169,7 +169,7 @@ async def test_a_topic_that_kafka_cannot_have_is_its_events_error(transport: Kaf
 
 
 async def test_a_message_that_is_too_large_is_that_events_error(server: KafkaServer, transport: KafkaTransport) -> None:
-    topic = await make_topic(server, fresh(), max_message_bytes="20000")
+    topic = await make_topic(server, fresh(), config={"max.message.bytes": "20000"})
     wave = [event(n, topic, aggregate=f"o-{n}", text="x" * (5_000 if n != 3 else 60_000)) for n in range(10)]
     answers = await transport.publish(wave)  # together the small ones are too large as well: as one batch
     assert [type(answer) for answer in answers] == [str if n == 3 else type(None) for n in range(10)]
@@ -315,7 +315,7 @@ async def test_a_topic_made_anew_is_read_from_its_beginning(server: KafkaServer,
         await drop_topic(server, topic)
         await make_topic(server, topic)
         for n in range(10, 16):  # more than there were: the old position exists here too
-            await eventually(lambda n=n: transport.publish([event(n, topic)]), [None])  # type: ignore[misc]
+            await eventually(lambda n=n: transport.publish([event(n, topic)]), [None])
         await source.lag()
         assert numbers(await receive(source, 6, acknowledge=True)) == list(range(10, 16))
 
@@ -383,16 +383,16 @@ async def test_a_zombie_cannot_move_the_groups_offset_and_goes_on_when_it_wakes(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"cleanup_policy": "compact"}, "compact keeps only the last event"),
-        ({"cleanup_policy": "compact,delete"}, "compact keeps only the last event"),
-        ({"retention_ms": "3600000"}, "less than a day"),
-        ({"unclean_leader_election_enable": "true"}, "loses acknowledged messages"),
+        ({"cleanup.policy": "compact"}, "compact keeps only the last event"),
+        ({"cleanup.policy": "compact,delete"}, "compact keeps only the last event"),
+        ({"retention.ms": "3600000"}, "less than a day"),
+        ({"unclean.leader.election.enable": "true"}, "loses acknowledged messages"),
     ],
 )
 async def test_a_topic_that_loses_events_is_refused(
     server: KafkaServer, settings: dict[str, str], sentence: str
 ) -> None:
-    topic = await make_topic(server, fresh(), **settings)
+    topic = await make_topic(server, fresh(), config=settings)
     with pytest.raises(Refused, match=sentence):
         await kafka.source(server.url, topics=[topic], group="duly").check()
 

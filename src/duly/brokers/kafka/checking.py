@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -129,7 +130,8 @@ async def topic_ends(admin: AdminClient, topics: Sequence[str]) -> TopicEnds:
     found = await _describe(admin, topics)
     partitions = [TopicPartition(name, one.id) for name, topic in found.items() for one in topic.partitions]
     ids = {name: str(topic.topic_id) for name, topic in found.items()}
-    first, last = [await _offsets(admin, partitions, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())]
+    spec: Any = OffsetSpec  # its methods have no types
+    first, last = [await _offsets(admin, partitions, one) for one in (spec.earliest(), spec.latest())]
     return TopicEnds(ids, {one: (first[one], last[one]) for one in sorted(first.keys() & last.keys())})
 
 

@@ -145,7 +145,11 @@ class Sender:
         while True:
             try:
                 self._producer.produce(
-                    event.topic, body, event.aggregate_id.encode(), headers=headers, on_delivery=wave.hears(number)
+                    event.topic,
+                    body,
+                    event.aggregate_id.encode(),
+                    headers=list(headers.items()),
+                    on_delivery=wave.hears(number),
                 )
                 return
             except BufferError:  # the queue is full: its head is delivered, or times out

@@ -287,7 +287,7 @@ def _message(raw: Raw) -> Message:
     """A message as it came; a key stands for the partition key where its sender wrote none."""
     topic, partition, offset = raw.topic() or "", raw.partition() or 0, raw.offset() or 0
     headers = {"ce_partitionkey": _text(raw.key())} if raw.key() else {}
-    headers |= {name.lower(): _text(value) for name, value in list(raw.headers() or [])}
+    headers |= {_text(name).lower(): _text(value) for name, value in list(raw.headers() or [])}
     return Message(
         topic=topic,
         headers=headers,
