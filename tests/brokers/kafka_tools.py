@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from duly.brokers import Message
-from duly.brokers.kafka import KafkaSource, source
+from duly.brokers.kafka import KafkaSource, KafkaTransport, source
 from duly.ids import uuid7
 from duly.messages import Event
 from tests.brokers.server_kafka import KafkaServer
@@ -62,6 +62,19 @@ def _committed(server: KafkaServer, group: str, partition: TopicPartition) -> in
         return int(consumer.committed([partition], timeout=60)[0].offset)
     finally:
         consumer.close()
+
+
+async def deliver(transport: KafkaTransport, *events: Event, tries: int = 30) -> None:
+    """Publish until each is acknowledged, as the relay does: on a busy machine an answer may be late."""
+    waiting = list(events)
+    for _ in range(tries):
+        with contextlib.suppress(OSError):
+            answers = await transport.publish(waiting)
+            assert not [answer for answer in answers if isinstance(answer, str)], answers
+            waiting = [one for one, answer in zip(waiting, answers, strict=True) if answer is not None]
+        if not waiting:
+            return
+    raise AssertionError(f"{len(waiting)} events were not acknowledged")
 
 
 async def eventually(fact: Any, expected: Any, *, seconds: float = 60.0) -> None:

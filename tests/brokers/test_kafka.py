@@ -22,6 +22,7 @@ from duly.brokers.kafka.reading import MAX_BATCH_BYTES
 from duly.errors import Refused
 from tests.brokers.kafka_tools import (
     committed,
+    deliver,
     drop_topic,
     event,
     eventually,
@@ -76,7 +77,7 @@ async def test_an_event_is_keyed_by_its_aggregate_and_lies_where_a_java_client_w
     await stranger.watch(topic)
     sent = [event(n, topic, aggregate=f"o-{n % 5}") for n in range(20)]
     for one in sent:
-        assert await transport.publish([one]) == [None]
+        await deliver(transport, one)
     seen = await stranger.read(20)
     await stranger.close()
     by_id = {raw.headers["ce_id"]: raw for raw in seen}
@@ -95,7 +96,7 @@ async def test_an_event_is_keyed_by_its_aggregate_and_lies_where_a_java_client_w
 
 async def test_the_producer_is_idempotent(server: KafkaServer, transport: KafkaTransport) -> None:
     topic = await make_topic(server, fresh())
-    assert await transport.publish([event(1, topic)]) == [None]
+    await deliver(transport, event(1, topic))
     batch = first_batch(server, topic)
     assert batch["magic"] == 2
     assert batch["producer"] >= 0  # one that is not idempotent has none: -1
@@ -141,14 +142,14 @@ async def test_a_missing_topic_makes_its_events_wait_and_is_not_created_by_askin
         f"created the topic {missing}: 3 partitions, 1 replicas"
     ]
     assert await kafka.setup(server.url, topics=[missing], group="duly") == []
-    assert await transport.publish([event(1, missing)]) == [None]
+    await deliver(transport, event(1, missing))
 
 
 async def test_a_topic_that_is_deleted_makes_its_events_wait_and_the_others_go_on(
     server: KafkaServer, transport: KafkaTransport
 ) -> None:
     here, gone = await make_topic(server, fresh()), await make_topic(server, fresh("gone"))
-    assert await transport.publish([event(1, gone), event(1, here)]) == [None, None]
+    await deliver(transport, event(1, gone), event(1, here))
     await drop_topic(server, gone)
     waits, came = await transport.publish([event(2, gone), event(2, here)])
     assert isinstance(waits, Later)
@@ -189,7 +190,7 @@ async def test_who_no_longer_waits_for_a_wave_leaves_nothing_behind(
     server: KafkaServer, transport: KafkaTransport
 ) -> None:
     topic = await make_topic(server, fresh())
-    assert await transport.publish([event(0, topic)]) == [None]
+    await deliver(transport, event(0, topic))
     server.pause()
     try:
         with pytest.raises(TimeoutError):
@@ -197,7 +198,7 @@ async def test_who_no_longer_waits_for_a_wave_leaves_nothing_behind(
                 await transport.publish([event(n, topic, aggregate=f"o-{n}") for n in range(100)])
     finally:
         server.resume()
-    assert await transport.publish([event(1, topic)]) == [None]
+    await deliver(transport, event(1, topic))
     assert len(transport._sender._producer or []) == 0
 
 
@@ -207,7 +208,7 @@ async def test_who_no_longer_waits_for_a_wave_leaves_nothing_behind(
 async def test_offsets_are_committed_only_by_an_acknowledgement(server: KafkaServer, transport: KafkaTransport) -> None:
     topic = await make_topic(server, fresh())
     for n in range(10):
-        assert await transport.publish([event(n, topic)]) == [None]
+        await deliver(transport, event(n, topic))
     async with reading(server, [topic], group="commits") as source:
         assert numbers(await receive(source, 10)) == list(range(10))
     assert await committed(server, "commits", topic) < 0
@@ -224,7 +225,7 @@ async def test_what_was_not_acknowledged_comes_again_in_the_same_order(
     server: KafkaServer, transport: KafkaTransport
 ) -> None:
     topic = await make_topic(server, fresh(), partitions=3)
-    await transport.publish([event(n, topic, aggregate=f"o-{n}") for n in range(30)])
+    await deliver(transport, *[event(n, topic, aggregate=f"o-{n}") for n in range(30)])
     async with reading(server, [topic], group="again") as source:
         first = await receive(source, 30)
         await source.release(first)
@@ -248,7 +249,7 @@ async def test_a_batch_that_nobody_waits_for_any_more_is_not_lost(
         assert await source.receive(10, wait_seconds=0.1) == []
         for n in range(20):
             waiting = asyncio.create_task(source.receive(10, wait_seconds=30))
-            assert await transport.publish([event(n, topic)]) == [None]
+            await deliver(transport, event(n, topic))
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
         assert numbers(await receive(source, 20)) == list(range(20))
@@ -257,9 +258,9 @@ async def test_a_batch_that_nobody_waits_for_any_more_is_not_lost(
 async def test_a_first_message_is_not_kept_waiting_for_a_second(server: KafkaServer, transport: KafkaTransport) -> None:
     topic = await make_topic(server, fresh())
     async with reading(server, [topic], group="prompt") as source:
-        await transport.publish([event(1, topic)])
+        await deliver(transport, event(1, topic))
         await receive(source, 1, acknowledge=True)
-        await transport.publish([event(2, topic)])
+        await deliver(transport, event(2, topic))
         began = time.monotonic()
         assert numbers(await source.receive(1_000, wait_seconds=60)) == [2]
         assert time.monotonic() - began < 30
@@ -294,12 +295,12 @@ async def test_a_missing_topic_does_not_stop_the_others_and_is_read_when_it_come
     server: KafkaServer, transport: KafkaTransport
 ) -> None:
     here, later = await make_topic(server, fresh()), fresh("later")
-    await transport.publish([event(1, here)])
+    await deliver(transport, event(1, here))
     async with reading(server, [here, later], group="later", options="&topic.metadata.refresh.interval.ms=1000") as it:
         assert numbers(await receive(it, 1, acknowledge=True)) == [1]
         assert later not in await topics_of(server)
         await make_topic(server, later)
-        assert await transport.publish([event(2, later)]) == [None]
+        await deliver(transport, event(2, later))
         assert numbers(await receive(it, 1, acknowledge=True)) == [2]
         with pytest.raises(Refused, match=r"no topic shop\.never: duly brokers setup"):
             await kafka.source(server.url, topics=[here, "shop.never"], group="later").check()
@@ -308,14 +309,14 @@ async def test_a_missing_topic_does_not_stop_the_others_and_is_read_when_it_come
 async def test_a_topic_made_anew_is_read_from_its_beginning(server: KafkaServer, transport: KafkaTransport) -> None:
     topic = await make_topic(server, fresh())
     for n in range(3):
-        await transport.publish([event(n, topic)])
+        await deliver(transport, event(n, topic))
     async with reading(server, [topic], group="anew") as source:
         assert numbers(await receive(source, 3, acknowledge=True)) == [0, 1, 2]
         await eventually(source.lag, 0)
         await drop_topic(server, topic)
         await make_topic(server, topic)
         for n in range(10, 16):  # more than there were: the old position exists here too
-            await eventually(lambda n=n: transport.publish([event(n, topic)]), [None])
+            await deliver(transport, event(n, topic))
         await source.lag()
         assert numbers(await receive(source, 6, acknowledge=True)) == list(range(10, 16))
 
@@ -326,7 +327,7 @@ async def test_lag_counts_what_the_group_has_not_committed_and_tells_of_what_was
     topic = await make_topic(server, fresh(), partitions=2)
     async with reading(server, [topic], group="lag") as source:
         assert await source.lag() == 0
-        await transport.publish([event(n, topic, aggregate=f"o-{n}") for n in range(20)])
+        await deliver(transport, *[event(n, topic, aggregate=f"o-{n}") for n in range(20)])
         assert await source.lag() == 20
         found = await receive(source, 20)
         assert await source.lag() == 20
@@ -344,7 +345,7 @@ async def test_lag_counts_what_the_group_has_not_committed_and_tells_of_what_was
 
 async def test_who_closes_leaves_the_group_at_once(server: KafkaServer, transport: KafkaTransport) -> None:
     topic = await make_topic(server, fresh(), partitions=2)
-    await transport.publish([event(n, topic, aggregate=f"o-{n}") for n in range(10)])
+    await deliver(transport, *[event(n, topic, aggregate=f"o-{n}") for n in range(10)])
     slow = "&session.timeout.ms=300000&heartbeat.interval.ms=100"
     async with reading(server, [topic], group="leave", options=slow) as second:
         first = kafka.source(f"{server.url}{slow}", topics=[topic], group="leave")
@@ -358,7 +359,7 @@ async def test_a_zombie_cannot_move_the_groups_offset_and_goes_on_when_it_wakes(
 ) -> None:
     topic = await make_topic(server, fresh())
     for n in range(6):
-        await transport.publish([event(n, topic)])
+        await deliver(transport, event(n, topic))
     short = "&session.timeout.ms=2000&max.poll.interval.ms=2000&heartbeat.interval.ms=200"
     async with (
         reading(server, [topic], group="zombie", options=short) as zombie,
@@ -369,11 +370,11 @@ async def test_a_zombie_cannot_move_the_groups_offset_and_goes_on_when_it_wakes(
         assert numbers(found) == numbers(taken)
         await eventually(lambda: committed(server, "zombie", topic), 6)
         await zombie.acknowledge(taken[:2])
-        assert await transport.publish([event(6, topic)]) == [None]
+        await deliver(transport, event(6, topic))
         assert numbers(await receive(other, 1, acknowledge=True)) == [6]
         await eventually(lambda: committed(server, "zombie", topic), 7)
         await other.close()
-        assert await transport.publish([event(7, topic)]) == [None]
+        await deliver(transport, event(7, topic))
         assert numbers(await receive(zombie, 1, acknowledge=True)) == [7]
 
 
@@ -421,7 +422,7 @@ async def test_a_broker_that_is_paused_is_an_outage_and_no_events_error(
     server: KafkaServer, transport: KafkaTransport
 ) -> None:
     topic = await make_topic(server, fresh())
-    assert await transport.publish([event(1, topic)]) == [None]
+    await deliver(transport, event(1, topic))
     async with reading(server, [topic], group="paused") as source:
         assert numbers(await receive(source, 1, acknowledge=True)) == [1]
         server.pause()
@@ -431,7 +432,7 @@ async def test_a_broker_that_is_paused_is_an_outage_and_no_events_error(
                     await transport.publish([event(2, topic), event(2, topic, aggregate="o-2")])
         finally:
             server.resume()
-        await eventually(lambda: transport.publish([event(3, topic)]), [None])
+        await deliver(transport, event(3, topic))
         found: list[int] = []
         while 3 not in found:
             found += numbers(await receive(source, 1, acknowledge=True))
@@ -442,10 +443,10 @@ async def test_a_broker_that_is_killed_comes_back_with_all_it_acknowledged(
 ) -> None:
     topic = await make_topic(server, fresh())
     async with reading(server, [topic], group="killed") as source:
-        assert await transport.publish([event(1, topic)]) == [None]
+        await deliver(transport, event(1, topic))
         assert numbers(await receive(source, 1, acknowledge=True)) == [1]
         await eventually(lambda: committed(server, "killed", topic), 1)
-        assert await transport.publish([event(2, topic)]) == [None]
+        await deliver(transport, event(2, topic))
         await asyncio.to_thread(server.kill)
         began = time.monotonic()
         with pytest.raises(ConnectionError):
@@ -454,13 +455,7 @@ async def test_a_broker_that_is_killed_comes_back_with_all_it_acknowledged(
         await eventually(lambda: until_away(source), True)
         await asyncio.to_thread(server.start)
 
-        async def publish_again() -> Any:
-            try:
-                return await transport.publish([event(3, topic)])
-            except OSError:
-                return "away"
-
-        await eventually(publish_again, [None])
+        await deliver(transport, event(3, topic))
         found: list[int] = []
         async with asyncio.timeout(120):
             while found[-1:] != [3]:
@@ -477,7 +472,7 @@ async def test_closing_takes_seconds_while_the_broker_is_away(server: KafkaServe
     topic = await make_topic(server, fresh())
     transport = kafka.transport(server.url)
     source = kafka.source(server.url, topics=[topic], group="closing")
-    assert await transport.publish([event(1, topic)]) == [None]
+    await deliver(transport, event(1, topic))
     await receive(source, 1, acknowledge=True)
     server.pause()
     try:

@@ -16,7 +16,7 @@ from duly.brokers.kafka import KafkaTransport
 from duly.errors import DulyError
 from duly.inbox.receiver import Receiver
 from duly.jobs.worker import Worker
-from tests.brokers.kafka_tools import committed, event, eventually, fresh, make_topic
+from tests.brokers.kafka_tools import committed, deliver, event, eventually, fresh, make_topic
 from tests.brokers.server_kafka import KafkaServer
 from tests.engine.inbox.effects import effects, prepare, register_shop
 from tests.support import python, rows, value
@@ -67,16 +67,9 @@ async def open_shop(db: Database, dsn: str) -> Duly:
 
 
 async def publish(transport: KafkaTransport, topic: str, aggregates: int, numbers: range) -> None:
-    """Waves of one event of each aggregate, as the relay sends them; whatever had no answer is sent again."""
+    """Waves of one event of each aggregate, as the relay sends them."""
     for n in numbers:
-        wave = [event(n, topic, aggregate=f"o-{one}") for one in range(aggregates)]
-        for _ in range(20):
-            with contextlib.suppress(OSError):
-                answers = await transport.publish(wave)
-                wave = [one for one, answer in zip(wave, answers, strict=True) if answer is not None]
-            if not wave:
-                break
-        assert not wave
+        await deliver(transport, *[event(n, topic, aggregate=f"o-{one}") for one in range(aggregates)])
 
 
 async def work_off(db: Database, app: Duly) -> None:
