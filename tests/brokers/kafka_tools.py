@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from duly.brokers import Message
@@ -38,12 +39,26 @@ async def make_topic(
     admin = AdminClient(server.client)
     made = admin.create_topics([NewTopic(topic, partitions, 1, config=dict(config or {}))], operation_timeout=30)
     await asyncio.wrap_future(made[topic])
+    await asyncio.to_thread(_wait_until_led, server, topic, partitions)
     return topic
+
+
+def _wait_until_led(server: KafkaServer, topic: str, partitions: int) -> None:
+    """The broker hears of a topic a little later than its controller."""
+    consumer = Consumer({**server.client, "group.id": "looking"})
+    for _ in range(300):
+        with contextlib.suppress(KafkaException):
+            for number in range(partitions):
+                consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=30)
+            break
+        time.sleep(0.1)
+    consumer.close()
 
 
 async def drop_topic(server: KafkaServer, topic: str) -> None:
     """The topic, and all that was in it."""
-    await asyncio.wrap_future(AdminClient(server.client).delete_topics([topic], operation_timeout=30)[topic])
+    admin = AdminClient(server.client)
+    await asyncio.wrap_future(admin.delete_topics([topic], operation_timeout=30)[topic])
 
 
 async def topics_of(server: KafkaServer) -> set[str]:

@@ -160,7 +160,7 @@ class KafkaForeign:
         producer = Producer({**self._client, "message.timeout.ms": 60_000})
         for message in messages:
             producer.produce(
-                topic, message.body, message.key or None, headers=dict(message.headers),
+                topic, message.body, message.key or None, headers={name: value.encode() for name, value in message.headers.items()},
                 on_delivery=lambda error, _: errors.append(error) if error is not None else None,
             )  # fmt: skip
             assert producer.flush(60) == 0, "not acknowledged"

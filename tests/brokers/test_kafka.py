@@ -181,8 +181,8 @@ async def test_a_message_that_is_too_large_is_that_events_error(server: KafkaSer
 
 async def test_the_producers_queue_is_bounded_and_a_larger_wave_gets_through(server: KafkaServer) -> None:
     topic = await make_topic(server, fresh())
-    made = kafka.transport(f"{server.url}&queue.buffering.max.messages=10")
-    assert await made.publish([event(n, topic, aggregate=f"o-{n}") for n in range(300)]) == [None] * 300
+    made = kafka.transport(f"{server.url}&queue.buffering.max.messages=50")
+    assert await made.publish([event(n, topic, aggregate=f"o-{n}") for n in range(200)]) == [None] * 200
     await made.close()
 
 
@@ -334,7 +334,8 @@ async def test_lag_counts_what_the_group_has_not_committed_and_tells_of_what_was
         await source.acknowledge([m for m in found if m.position.startswith("partition 0,")][:2])
         await eventually(source.lag, 18)
         cut = TopicPartition(topic, 0, 5)
-        await asyncio.wrap_future(AdminClient(server.client).delete_records([cut])[cut])
+        admin = AdminClient(server.client)
+        await asyncio.wrap_future(admin.delete_records([cut])[cut])
         with capture_logs() as logs:
             assert await source.lag() == 15
         assert [(one["event"], one["messages"]) for one in logs] == [("kafka_messages_lost", 3)]

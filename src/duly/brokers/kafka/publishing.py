@@ -141,7 +141,8 @@ class Sender:
     def _produce(self, wave: Wave, number: int) -> None:
         assert self._producer is not None
         event = wave.events[number]
-        headers, body = wire.encode(event, wire.KAFKA)
+        attributes, body = wire.encode(event, wire.KAFKA)
+        headers = [(name, value.encode()) for name, value in attributes.items()]
         while True:
             try:
                 self._producer.produce(
