@@ -159,8 +159,9 @@ class KafkaForeign:
         errors: list[object] = []
         producer = Producer({**self._client, "message.timeout.ms": 60_000})
         for message in messages:
+            headers = [(name, value.encode()) for name, value in message.headers.items()]
             producer.produce(
-                topic, message.body, message.key or None, headers={name: value.encode() for name, value in message.headers.items()},
+                topic, message.body, message.key or None, headers=headers,
                 on_delivery=lambda error, _: errors.append(error) if error is not None else None,
             )  # fmt: skip
             assert producer.flush(60) == 0, "not acknowledged"
