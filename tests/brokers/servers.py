@@ -168,8 +168,11 @@ class ProcessServer:
             self._process = None
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """SIGSTOP, in effect when this returns: on a busy machine that takes a moment."""
+        assert self._process is not None, f"{self.name} is not running"
         self._signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{self._process.pid}/task")
+        wait_until(lambda: all(_is_stopped(one) for one in threads.iterdir()), STOP_SECONDS, f"{self.name} goes on")
 
     def resume(self) -> None:
         """SIGCONT."""
@@ -190,6 +193,10 @@ class ProcessServer:
             said = (self.directory / "output.log").read_text(errors="replace")[-2000:]
             raise RuntimeError(f"{self.name} ended with {self._process.returncode}: {said}")
         return self.answers()
+
+
+def _is_stopped(thread: Path) -> bool:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def free_port() -> int:
