@@ -178,7 +178,7 @@ class Sender:
         """The answers; what has none waits, unless Kafka as a whole is away."""
         silent = {wave.events[number].topic for number in wave.unanswered()}
         self._known -= silent | wave.missing
-        if silent and not wave.delivered:
+        if silent and not wave.delivered and not wave.stop.is_set():
             self._check_away(min(silent))
         why = Later(f"Kafka did not acknowledge it: {wave.words or self._complaints.words}")
         return [wave.answers.get(number, why) for number in range(len(wave.events))]
