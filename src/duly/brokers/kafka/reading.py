@@ -21,6 +21,7 @@ from duly.brokers.kafka.thread import OneThread
 from duly.brokers.kafka.trouble import AWAY, MISSING, Complaints, error_of, words
 from duly.clock import monotonic
 from duly.errors import Refused
+from duly.telemetry import MESSAGES_MISSING
 
 log = structlog.get_logger("duly.kafka")
 Partition = tuple[str, int]
@@ -62,6 +63,7 @@ class KafkaSource:
         self._thread = OneThread("kafka-consumer")
         self._admin: AdminClient | None = None
         self._ids: dict[str, str] = {}
+        self._told: dict[Partition, int] = {}
 
     async def check(self) -> None:
         """Refuse topics that are missing, or that throw messages away before they are read."""
@@ -96,6 +98,7 @@ class KafkaSource:
             return None
         if any(self._ids.get(topic, id_) != id_ for topic, id_ in ends.ids.items()):
             log.warning("kafka_topic_made_anew", topics=sorted(ends.ids))
+            self._told = {}
             await self._thread.call(self._reader.close)  # to join anew: the offsets of the old one are gone with it
         self._ids |= ends.ids
         committed = await self._thread.call(self._reader.committed, list(ends.offsets))
@@ -103,9 +106,16 @@ class KafkaSource:
         for partition, (first, last) in ends.offsets.items():
             at = committed.get(partition, -1)
             if 0 <= at < first:
-                log.error("kafka_messages_lost", topic=partition[0], partition=partition[1], messages=first - at)
+                self._tell_missing(partition, max(at, self._told.get(partition, 0)), first)
             lag += max(0, last - max(at, first))
         return lag
+
+    def _tell_missing(self, partition: Partition, after: int, first: int) -> None:
+        """Once of each message that the topic threw away before the group had read it."""
+        if after < first:
+            log.error("kafka_messages_missing", topic=partition[0], partition=partition[1], messages=first - after)
+            MESSAGES_MISSING.labels(self.name).inc(first - after)
+            self._told[partition] = first
 
     async def close(self) -> None:
         """Leave the group at once: others go on from what was acknowledged."""
