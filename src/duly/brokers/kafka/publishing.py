@@ -149,7 +149,7 @@ class Sender:
                     event.topic,
                     body,
                     event.aggregate_id.encode(),
-                    headers=list(headers.items()),
+                    headers=headers,
                     on_delivery=wave.hears(number),
                 )
                 return
