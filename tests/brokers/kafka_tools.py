@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from duly.brokers import Message
+from duly.brokers import Later, Message
 from duly.brokers.kafka import KafkaSource, KafkaTransport, source
 from duly.ids import uuid7
 from duly.messages import Event
@@ -79,17 +79,24 @@ def _committed(server: KafkaServer, group: str, partition: TopicPartition) -> in
         consumer.close()
 
 
-async def deliver(transport: KafkaTransport, *events: Event, tries: int = 30) -> None:
-    """Publish until each is acknowledged, as the relay does: on a busy machine an answer may be late."""
-    waiting = list(events)
+async def answers_to(transport: KafkaTransport, events: Sequence[Event], *, tries: int = 30) -> list[str | None]:
+    """Publish as the relay does, again and again while an event has to wait: on a busy machine answers are late."""
+    answers: list[str | Later | None] = [Later("")] * len(events)
     for _ in range(tries):
-        with contextlib.suppress(OSError):
-            answers = await transport.publish(waiting)
-            assert not [answer for answer in answers if isinstance(answer, str)], answers
-            waiting = [one for one, answer in zip(waiting, answers, strict=True) if answer is not None]
+        waiting = [index for index, answer in enumerate(answers) if isinstance(answer, Later)]
         if not waiting:
-            return
-    raise AssertionError(f"{len(waiting)} events were not acknowledged")
+            break
+        with contextlib.suppress(OSError):
+            found = await transport.publish([events[index] for index in waiting])
+            for index, answer in zip(waiting, found, strict=True):
+                answers[index] = answer
+    assert not [answer for answer in answers if isinstance(answer, Later)], answers
+    return [None if isinstance(answer, Later) else answer for answer in answers]
+
+
+async def deliver(transport: KafkaTransport, *events: Event) -> None:
+    """Publish until each is acknowledged."""
+    assert await answers_to(transport, events) == [None] * len(events)
 
 
 async def eventually(fact: Any, expected: Any, *, seconds: float = 60.0) -> None:

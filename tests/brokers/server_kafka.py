@@ -41,6 +41,7 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=1000
+broker.session.timeout.ms=60000
 log.cleaner.dedupe.buffer.size=2097152
 log.index.size.max.bytes=65536
 {more}

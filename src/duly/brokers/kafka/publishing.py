@@ -24,7 +24,7 @@ log = structlog.get_logger("duly.kafka")
 PUBLISH_SECONDS = 12.0  # the relay gives a wave thirty
 DOWN_SECONDS = 2.0  # all brokers were gone for so long: do not wait for the rest
 POLL_SECONDS = 0.1
-METADATA_SECONDS = 5.0
+METADATA_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 _PRODUCER = {
     "enable.idempotence": True,
