@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 NAMES = ("nats", "kafka", "rabbitmq", "sqs")
 START_SECONDS = 60.0
@@ -89,6 +89,15 @@ class Foreign(Protocol):
         ...
 
 
+@runtime_checkable
+class Flooding(Protocol):
+    """A stranger's client that can hurry; one that cannot is measured as it writes."""
+
+    async def flood(self, topic: str, type_: str, messages: Sequence[Raw]) -> None:
+        """Send them as fast as the library can, in any order, each acknowledged: what a benchmark compares with."""
+        ...
+
+
 @dataclass(frozen=True)
 class Kind:
     """One broker: how to have a server of it, the address for duly, and a stranger to talk to it."""
@@ -99,6 +108,8 @@ class Kind:
     foreign: Callable[[Server], Foreign]
     binding: str  # what CloudEvents attributes are called as headers: "ce-", "ce_", ...; "" in structured mode
     carries_bytes: bool = True  # a body need not be text
+    keeps_reading: bool = True  # a receiver that stands still holds nothing up, until the broker gives up on it
+    refuses_absent_topics: bool = True  # what was never set up can be told from what is empty
     restart_seconds: float = 30.0  # how long a server may need to serve again after it was killed
     environment: Mapping[str, str] = field(default_factory=dict)  # for processes that use it (credentials, say)
 
