@@ -1,0 +1,189 @@
+"""Apache Kafka for tests: one broker that is its own controller, from Maven's jars on the machine's Java."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from tests.brokers.servers import Absent, Foreign, Kind, ProcessServer, Raw, Server, free_port
+
+POM = Path(__file__).parent / "kafka" / "pom.xml"
+JARS = Path(sys.prefix) / "kafka"
+INSTALL_SECONDS = 600.0
+CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
+JAVA = ["java", "-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
+JAVA += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+SETTINGS = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+controller.listener.names=CONTROLLER
+listeners=BROKER://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=BROKER://127.0.0.1:{port}
+inter.broker.listener.name=BROKER
+listener.security.protocol.map=BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={directory}/logs
+auto.create.topics.enable=true
+num.partitions=1
+offsets.topic.num.partitions=1
+offsets.topic.replication.factor=1
+transaction.state.log.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+broker.session.timeout.ms=60000
+log.cleaner.dedupe.buffer.size=2097152
+log.index.size.max.bytes=65536
+{more}
+"""
+
+
+def install() -> None:
+    """Bring the jars into the virtual environment, once."""
+    if list(JARS.glob("kafka_2.13-*.jar")):
+        return
+    for tool, package in (("java", "openjdk-17-jre-headless"), ("mvn", "maven")):
+        if shutil.which(tool) is None:
+            raise Absent(f"Kafka: no {tool}; apt-get install {package}, or go without it: LEAVE_OUT=kafka")
+    part = JARS.with_name("kafka.part")  # what was cut short is not taken for whole
+    command = ["mvn", "-q", "-B", "-ntp", "-f", str(POM), "dependency:copy-dependencies"]
+    command += ["-DincludeScope=runtime", f"-DoutputDirectory={part}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS)
+    if ended.returncode != 0:
+        said = " ".join((ended.stdout + ended.stderr).split())[-500:]
+        raise Absent(f"Kafka: Maven could not bring it (LEAVE_OUT=kafka goes without): {said}")
+    shutil.rmtree(JARS, ignore_errors=True)
+    part.rename(JARS)
+
+
+class KafkaServer(ProcessServer):
+    """One server; the broker would create topics by itself, as it comes, so ours must not ask for it."""
+
+    name = "kafka"
+    start_seconds = 300.0  # two or three, where the machine has nothing else to do
+
+    def __init__(self, directory: Path, more: str = "") -> None:
+        super().__init__(directory)
+        install()
+        self.config = directory / "server.properties"
+        self.config.write_text(SETTINGS.format(port=self.port, controller=free_port(), directory=directory, more=more))
+
+    @property
+    def url(self) -> str:
+        """Where it is; setup makes few partitions, for the tests have few aggregates."""
+        return f"kafka://127.0.0.1:{self.port}?partitions=3"
+
+    @property
+    def client(self) -> dict[str, str | int | float | bool]:
+        """What a plain client needs to know."""
+        return {"bootstrap.servers": f"127.0.0.1:{self.port}", "log_level": 0}
+
+    def command(self) -> Sequence[str]:
+        """The server with its settings, after whatever is more urgent."""
+        return ["nice", "-n", "5", *JAVA, "-cp", f"{JARS}/*", "kafka.Kafka", str(self.config)]
+
+    def start(self) -> None:
+        """Format its storage if that is new, and start it."""
+        if not (self.directory / "logs").exists():
+            format_ = [*JAVA, "-cp", f"{JARS}/*", "kafka.tools.StorageTool", "format", "-t", CLUSTER]
+            subprocess.run(
+                [*format_, "-c", str(self.config)], check=True, capture_output=True, timeout=self.start_seconds
+            )
+        super().start()
+
+    def answers(self) -> bool:
+        """A listener is not enough: it must know itself as a broker."""
+        with contextlib.suppress(KafkaException, TimeoutError):
+            return bool(AdminClient(self.client).describe_cluster(request_timeout=2).result(3).nodes)
+        return False
+
+
+class KafkaForeign:
+    """A plain consumer of no group, and a plain producer."""
+
+    def __init__(self, server: Server) -> None:
+        self._client = {"bootstrap.servers": f"127.0.0.1:{server.port}", "log_level": 0}
+        self._consumer: Consumer | None = None
+        self._seen: list[Raw] = []
+
+    async def watch(self, topic: str) -> None:
+        """Read every partition of it, from its end."""
+        await asyncio.to_thread(self._watch, topic)
+
+    async def read(self, count: int, *, seconds: float = 30.0) -> list[Raw]:
+        """What was written since."""
+        return await asyncio.to_thread(self._read, count, seconds)
+
+    async def write(self, topic: str, type_: str, messages: Sequence[Raw]) -> None:
+        """Send them one after the other."""
+        await asyncio.to_thread(self._write, topic, messages)
+
+    async def close(self) -> None:
+        """Hang up."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await asyncio.to_thread(consumer.close)
+
+    def _watch(self, topic: str) -> None:
+        self._consumer = Consumer(
+            {**self._client, "group.id": f"stranger-{time.monotonic_ns()}", "enable.auto.commit": False}
+        )
+        numbers = self._consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        assert numbers, f"there is no topic {topic}"
+        ends = [
+            TopicPartition(topic, one, self._consumer.get_watermark_offsets(TopicPartition(topic, one), timeout=30)[1])
+            for one in numbers
+        ]
+        self._consumer.assign(ends)
+
+    def _read(self, count: int, seconds: float) -> list[Raw]:
+        assert self._consumer is not None, "watch() comes first"
+        ends_at = time.monotonic() + seconds
+        while len(self._seen) < count and time.monotonic() < ends_at:
+            message = self._consumer.poll(0.2)
+            if message is not None and message.error() is None:
+                headers = {_text(name).lower(): _text(value) for name, value in list(message.headers() or [])}
+                self._seen.append(Raw(headers, message.value() or b"", _text(message.key())))
+        return list(self._seen)
+
+    def _write(self, topic: str, messages: Sequence[Raw]) -> None:
+        errors: list[object] = []
+        producer = Producer({**self._client, "message.timeout.ms": 60_000})
+        for message in messages:
+            headers = [(name, value.encode()) for name, value in message.headers.items()]
+            producer.produce(
+                topic, message.body, message.key or None, headers=headers,
+                on_delivery=lambda error, _: errors.append(error) if error is not None else None,
+            )  # fmt: skip
+            assert producer.flush(60) == 0, "not acknowledged"
+        assert not errors, errors
+        producer.close()
+
+
+def _text(value: str | bytes | None) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value or ""
+
+
+def _make(directory: Path) -> Server:
+    return KafkaServer(directory)
+
+
+def _url(server: Server) -> str:
+    return f"kafka://127.0.0.1:{server.port}?partitions=3"
+
+
+def _foreign(server: Server) -> Foreign:
+    return KafkaForeign(server)
+
+
+KIND = Kind("kafka", _make, _url, _foreign, binding="ce_", restart_seconds=120.0)
