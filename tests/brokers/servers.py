@@ -125,6 +125,7 @@ class ProcessServer:
     """A server that is one program: for most of them this is all there is to write."""
 
     name = "server"
+    start_seconds = START_SECONDS
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -146,7 +147,7 @@ class ProcessServer:
             self._process = subprocess.Popen(
                 self.command(), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
-        wait_until(self._came, START_SECONDS, f"{self.name} does not start")
+        wait_until(self._came, self.start_seconds, f"{self.name} does not start")
 
     def stop(self) -> None:
         """An orderly end."""
