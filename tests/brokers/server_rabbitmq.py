@@ -1,4 +1,4 @@
-"""RabbitMQ for tests, from Debian's packages: a node of our own with its own data, cookie, ports and epmd, no service."""
+"""RabbitMQ for tests, from Debian's packages: a node of our own, with its own data, cookie, ports and epmd."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class RabbitMQServer(ProcessServer):
 
     def __init__(self, directory: Path) -> None:
         if not (BIN / "rabbitmq-server").exists():
-            raise Absent("RabbitMQ: apt-get install -y rabbitmq-server; `make test-brokers` does, and starts no service")
+            raise Absent(
+                "RabbitMQ: apt-get install -y rabbitmq-server; `make test-brokers` does, and starts no service"
+            )
         super().__init__(directory)
         self._distribution_port, self._epmd_port = free_port(), free_port()
         self._epmd: subprocess.Popen[bytes] | None = None
@@ -168,7 +170,9 @@ class RabbitForeign:
         exchange = await (await self._open()).get_exchange(EXCHANGE, ensure=False)
         for message in messages:
             headers = {name: value for name, value in message.headers.items() if name.lower() != "content-type"}
-            content_type = next((text for name, text in message.headers.items() if name.lower() == "content-type"), None)
+            content_type = next(
+                (text for name, text in message.headers.items() if name.lower() == "content-type"), None
+            )
             mail = aio_pika.Message(
                 message.body, headers={**headers, TOPIC: topic}, content_type=content_type, delivery_mode=2
             )

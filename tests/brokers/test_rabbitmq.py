@@ -10,10 +10,14 @@ from collections.abc import AsyncIterator, Iterator
 import aio_pika
 import pytest
 import pytest_asyncio
+from aiormq.abc import ChannelFrame, FrameType
 from pamqp import commands
+from pamqp.body import ContentBody
+from pamqp.common import FieldTable
+from pamqp.header import ContentHeader
 from structlog.testing import capture_logs
 
-from duly.brokers import Later
+from duly.brokers import Later, Message
 from duly.brokers.rabbitmq import RabbitSource, RabbitTransport, setup, source, transport
 from duly.brokers.rabbitmq.line import read_address
 from duly.brokers.wire import decode
@@ -147,7 +151,7 @@ async def test_a_message_that_is_too_large_is_its_own_error_and_the_others_are_t
 async def test_a_full_queue_makes_events_wait_and_is_no_attempt(url: str, sends: RabbitTransport) -> None:
     """A nack says that somebody could not take it now."""
     async with peek(url) as channel:
-        arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        arguments: FieldTable = {"x-max-length": 1, "x-overflow": "reject-publish"}
         queue = await channel.declare_queue(f"small.{uuid7().hex}", durable=True, arguments=arguments)
         await queue.bind(read_address(url).exchange, routing_key="small.*")
         first, second = event("a", type_="small.one"), event("b", type_="small.two")
@@ -259,7 +263,7 @@ async def test_of_two_readers_one_reads_and_the_other_takes_over_in_order(
     assert await other.receive(5, wait_seconds=0.5) == []
     await reads.acknowledge(first[:3])
     await reads.close()
-    rest = []
+    rest: list[Message] = []
     async with asyncio.timeout(60):
         while len(rest) < 17:
             came = await other.receive(5, wait_seconds=1)
@@ -342,18 +346,52 @@ class _InMicroseconds(commands.Basic.Properties):
         return struct.pack(">HQ", self.flags["timestamp"], 1_700_000_000_000_000)
 
 
+class _NoText(commands.Basic.Properties):
+    """Headers with a name that is no UTF-8."""
+
+    def marshal(self) -> bytes:
+        """As they are on the wire."""
+        table = b"\x02\xff\xfeS" + struct.pack(">I", 1) + b"x"
+        return struct.pack(">HI", self.flags["headers"], len(table)) + table
+
+
+@pytest.mark.parametrize("properties", [_InMicroseconds, _NoText])
 async def test_properties_that_the_client_cannot_read_do_not_stop_the_queue(
-    url: str, sends: RabbitTransport, reads: RabbitSource
+    url: str, sends: RabbitTransport, reads: RabbitSource, properties: type[commands.Basic.Properties]
 ) -> None:
     """They would end its connection, and come again on the next, for ever. So the message comes without them."""
     async with peek(url) as channel:
         below = await channel.get_underlay_channel()
-        await below.basic_publish(b"{}", routing_key=queue_of(url), properties=_InMicroseconds())
+        await below.basic_publish(b"{}", routing_key=queue_of(url), properties=properties())
     assert await sends.publish([event("order-1")]) == [None]
     poison, good = await read_all(reads, 2, seconds=120)
     assert (poison.body, poison.topic) == (b"{}", "")
     with pytest.raises(Invalid):
         decode(poison)
+    assert good.headers["cloudevents:subject"] == "order-1"
+
+
+async def test_a_routing_key_that_is_no_text_does_not_stop_the_queue(
+    url: str, sends: RabbitTransport, reads: RabbitSource
+) -> None:
+    """It comes with every delivery, and nobody needs it there."""
+
+    class Publish(commands.Basic.Publish):
+        def marshal(self) -> bytes:
+            name = read_address(url).exchange.encode()
+            return struct.pack(">HB", 0, len(name)) + name + b"\x02\xff\xfe\x00"
+
+    async with peek(url) as channel:
+        below = await channel.get_underlay_channel()
+        properties = commands.Basic.Properties(headers={"duly-topic": TOPIC})
+        frames: list[FrameType] = [Publish(), ContentHeader(body_size=2, properties=properties), ContentBody(b"{}")]
+        await below.connection.write_queue.put(ChannelFrame.marshall(channel_number=below.number, frames=frames))
+        async with asyncio.timeout(30):
+            while await waiting(url, queue_of(url)) < 1:
+                await asyncio.sleep(0.05)
+    assert await sends.publish([event("order-1")]) == [None]
+    odd, good = await read_all(reads, 2, seconds=120)
+    assert odd.topic == TOPIC
     assert good.headers["cloudevents:subject"] == "order-1"
 
 
@@ -384,7 +422,7 @@ async def test_what_was_confirmed_survives_a_kill_and_both_sides_come_back(
 async def test_setup_makes_what_is_missing_once(url: str) -> None:
     """It says what it made, and to run it again makes nothing; before it, both sides refuse to start."""
     sends, reads = transport(url), source(url, topics=[TOPIC], group=GROUP)
-    with pytest.raises(Refused, match="has not the exchange .*duly brokers setup"):
+    with pytest.raises(Refused, match=r"has not the exchange .*duly brokers setup"):
         await sends.check()
     with pytest.raises(Refused, match="duly brokers setup"):
         await reads.check()
@@ -414,9 +452,9 @@ async def test_an_exchange_of_another_kind_is_refused(url: str, kind: str, durab
     async with peek(url) as channel:
         await channel.declare_exchange(read_address(url).exchange, kind, durable=durable)
     sends = transport(url)
-    with pytest.raises(Refused, match="inequivalent arg '(type|durable)'"):
+    with pytest.raises(Refused, match=r"inequivalent arg '(type|durable)'"):
         await sends.check()
-    with pytest.raises(Refused, match="inequivalent arg '(type|durable)'"):
+    with pytest.raises(Refused, match=r"inequivalent arg '(type|durable)'"):
         await setup(url, topics=[TOPIC], group=GROUP)
     await sends.close()
 
@@ -454,7 +492,7 @@ async def test_who_is_not_let_in_is_refused_without_the_password(server: RabbitM
         await transport(wrong).publish([event("a")])
     assert PASSWORD not in str(away.value)
     assert PASSWORD not in repr(read_address(wrong))
-    with pytest.raises(Refused, match="duly brokers setup|does not let"):
+    with pytest.raises(Refused, match="does not let"):
         await setup(wrong, topics=[TOPIC], group=GROUP)
 
 

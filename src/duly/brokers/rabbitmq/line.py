@@ -10,7 +10,12 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
-from aio_pika.exceptions import CONNECTION_EXCEPTIONS, AuthenticationError, ProbableAuthenticationError
+from aio_pika.exceptions import (
+    CONNECTION_EXCEPTIONS,
+    AuthenticationError,
+    InvalidFrameError,
+    ProbableAuthenticationError,
+)
 from aiormq.exceptions import ChannelClosed
 
 from duly.errors import Refused
@@ -95,13 +100,17 @@ class Line:
 
     async def _connect(self) -> AbstractConnection:
         at = self.address
-        try:
-            async with asking(at):
+        async with asking(at):
+            try:
                 return await aio_pika.connect(self._url)
-        except (ProbableAuthenticationError, AuthenticationError):
-            raise Rejected(
-                f"RabbitMQ at {at.shown} does not let the user {at.user!r} in: the name or the password is wrong"
-            ) from None
+            except (ProbableAuthenticationError, AuthenticationError):
+                raise Rejected(
+                    f"RabbitMQ at {at.shown} does not let the user {at.user!r} in: the name or the password is wrong"
+                ) from None
+            except InvalidFrameError:  # it closes instead of opening
+                raise Rejected(
+                    f"RabbitMQ at {at.shown} does not let the user {at.user!r} use this vhost, or there is none"
+                ) from None
 
     async def drop(self) -> None:
         """Hang up, in a few seconds at most."""
@@ -164,7 +173,7 @@ async def asking(address: Address, *, seconds: float = ANSWER_SECONDS) -> AsyncI
         raise ConnectionResetError(f"the connection to RabbitMQ at {address.shown} was lost") from None
     except TimeoutError:
         raise TimeoutError(f"RabbitMQ at {address.shown} did not answer in {seconds:g} seconds") from None
-    except (ChannelClosed, ProbableAuthenticationError, AuthenticationError, Rejected):
+    except (ChannelClosed, Rejected):
         raise
     except CONNECTION_EXCEPTIONS as error:
         raise ConnectionError(f"RabbitMQ at {address.shown} cannot be reached: {plain(error)}") from None

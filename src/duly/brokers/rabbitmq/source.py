@@ -16,13 +16,14 @@ from aiormq.exceptions import ChannelClosed, ChannelNotFoundEntity
 from pamqp import commands
 
 from duly.brokers import Message
-from duly.brokers.rabbitmq import topology
+from duly.brokers.rabbitmq import lenient, topology
 from duly.brokers.rabbitmq.line import Address, Line, asking, plain
 
 log = structlog.get_logger("duly.brokers")
 MORE_SECONDS = 0.005  # how long a batch waits for its next message
 MORE_TIMES = 20
 MOST_UNREAD = 10_000
+lenient.install()
 
 
 class RabbitSource:
@@ -104,7 +105,9 @@ class RabbitSource:
                 await channel.set_qos(prefetch_count=prefetch)
                 await reading.begin()
         except ChannelNotFoundEntity:
-            raise ConnectionError(f"RabbitMQ at {self._address.shown} has not {self._queue}: {topology.SETUP}") from None
+            raise ConnectionError(
+                f"RabbitMQ at {self._address.shown} has not {self._queue}: {topology.SETUP}"
+            ) from None
         except ChannelClosed as error:
             raise ConnectionError(f"RabbitMQ does not let {self._queue} be read: {plain(error)}") from None
         except BaseException:

@@ -14,6 +14,7 @@ from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractExchange
 from aio_pika.exceptions import DeliveryError
 from aiormq.abc import DeliveredMessage
+from aiormq.channel import Channel as BelowChannel
 from aiormq.exceptions import ChannelAccessRefused, ChannelClosed, ChannelInvalidStateError, ChannelNotFoundEntity
 
 from duly.brokers import Later
@@ -50,8 +51,10 @@ class RabbitTransport:
         await self._open()
         # Whether RabbitMQ blocks a connection shows only when it publishes: one event finds out, not all of them.
         head = 0 if self._proven == self._line.number else 1
-        answers = await self._publish(events[:head], ends_at) if head else []
-        return answers + await self._publish(events[head:], ends_at) if events[head:] else answers
+        answers: list[Answer] = []
+        for part in (events[:head], events[head:]):
+            answers += await self._publish(part, ends_at) if part else []
+        return answers
 
     async def close(self) -> None:
         """Hang up; nothing is under way when nobody waits in publish()."""
@@ -121,9 +124,7 @@ class RabbitTransport:
             for task in late:
                 task.cancel()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        return [
-            TimeoutError() if task in late else outcome for task, outcome in zip(tasks, outcomes, strict=True)
-        ]
+        return [TimeoutError() if task in late else outcome for task, outcome in zip(tasks, outcomes, strict=True)]
 
     async def _send_one(self, exchange: AbstractExchange, event: Event) -> Answer:
         try:
@@ -154,6 +155,7 @@ async def _all_written(channel: AbstractChannel) -> None:
     """Wait until each has been written: whoever writes holds the channel's lock, and they take turns."""
     await asyncio.sleep(0)  # each asks for its turn
     below = await channel.get_underlay_channel()
+    assert isinstance(below, BelowChannel)
     with contextlib.suppress(ChannelInvalidStateError, TimeoutError):  # those who write will know
         async with asyncio.timeout(ANSWER_SECONDS), below.lock:
             failpoint("transport.sent")
