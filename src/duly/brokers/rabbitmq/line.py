@@ -23,7 +23,7 @@ from duly.messages import check_name
 
 EXCHANGE = "duly.events"
 ANSWER_SECONDS = 10.0
-CLOSE_SECONDS = 4.0
+CLOSE_SECONDS = 2.0
 HEARTBEAT_SECONDS = 10  # a server that is frozen is noticed after three of them
 OURS = {"exchange", "queue", "unroutable"}
 THE_CLIENTS = {"auth", "cadata", "cafile", "capath", "certfile", "heartbeat", "keyfile", "no_verify_ssl"}

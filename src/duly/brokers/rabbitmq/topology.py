@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import structlog
 from aio_pika.abc import AbstractChannel
@@ -28,7 +27,6 @@ log = structlog.get_logger("duly.brokers")
 TOPIC_HEADER = "duly-topic"
 NO_LIMIT = 1_000_000_000  # deliveries of a quorum queue before it throws a message away
 SETUP = "`duly brokers setup` makes it"
-_NOTHING: Mapping[str, str | int | bool] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Piece:
     kind: str
     name: str
     type: str = ""
-    arguments: Mapping[str, str | int | bool] = field(default=_NOTHING)
+    arguments: Mapping[str, str | int | bool] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"the {self.kind} {self.name}"
