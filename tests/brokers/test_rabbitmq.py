@@ -32,7 +32,7 @@ GROUP = "shop"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQServer]:
+def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQServer]:
     """One node for all of these tests."""
     node = RabbitMQServer(tmp_path_factory.mktemp("rabbitmq"))
     try:
@@ -43,9 +43,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQServer]
 
 
 @pytest.fixture
-def url(server: RabbitMQServer) -> str:
+def url(rabbit: RabbitMQServer) -> str:
     """An exchange, and so queues, of the test's own."""
-    return f"{server.url}?exchange=t{uuid7().hex}"
+    return f"{rabbit.url}?exchange=t{uuid7().hex}"
 
 
 @pytest_asyncio.fixture
@@ -135,17 +135,17 @@ async def test_what_nobody_takes_is_that_events_own_error(url: str, sends: Rabbi
 
 
 async def test_a_message_that_is_too_large_is_its_own_error_and_the_others_are_through(
-    server: RabbitMQServer, url: str, sends: RabbitTransport
+    rabbit: RabbitMQServer, url: str, sends: RabbitTransport
 ) -> None:
     """RabbitMQ closes the channel for it, under all of them."""
-    server.ctl("eval", "application:set_env(rabbit, max_message_size, 20000).")
+    await asyncio.to_thread(rabbit.evaluate, "application:set_env(rabbit, max_message_size, 20000).")
     try:
         answers = await sends.publish([event("a"), event("b", text="x" * 30_000), event("c"), event("d")])
         assert [answers[0], answers[2], answers[3]] == [None, None, None]
         assert isinstance(answers[1], str)
         assert "larger than" in answers[1]
     finally:
-        server.ctl("eval", "application:set_env(rabbit, max_message_size, 134217728).")
+        await asyncio.to_thread(rabbit.evaluate, "application:set_env(rabbit, max_message_size, 134217728).")
 
 
 async def test_a_full_queue_makes_events_wait_and_is_no_attempt(url: str, sends: RabbitTransport) -> None:
@@ -197,12 +197,12 @@ async def test_a_line_that_is_cut_before_the_confirm_is_an_outage_and_the_event_
 
 
 async def test_an_alarm_is_an_outage_with_bounds_and_ends_with_it(
-    server: RabbitMQServer, url: str, sends: RabbitTransport, reads: RabbitSource
+    rabbit: RabbitMQServer, url: str, sends: RabbitTransport, reads: RabbitSource
 ) -> None:
     """RabbitMQ stops reading from whoever publishes: we wait, send one event to find out, and open no second line."""
     count_lines = "length(rabbit_networking:connections())."
-    before = int(server.ctl("eval", count_lines))
-    server.ctl("set_vm_memory_high_watermark", "0")
+    before = int(await asyncio.to_thread(rabbit.evaluate, count_lines))
+    await asyncio.to_thread(rabbit.evaluate, "vm_memory_monitor:set_vm_memory_high_watermark(0).")
     try:
         batch = events(20)
         for _ in range(2):
@@ -210,9 +210,9 @@ async def test_an_alarm_is_an_outage_with_bounds_and_ends_with_it(
             with pytest.raises(TimeoutError, match="alarm"):
                 await sends.publish(batch)
             assert monotonic() - begun < 40
-        assert int(server.ctl("eval", count_lines)) == before + 1
+        assert int(await asyncio.to_thread(rabbit.evaluate, count_lines)) == before + 1
     finally:
-        server.ctl("set_vm_memory_high_watermark", "0.4")
+        await asyncio.to_thread(rabbit.evaluate, "vm_memory_monitor:set_vm_memory_high_watermark(0.4).")
     async with asyncio.timeout(60):
         assert await sends.publish(batch) == [None] * 20
     found = ids(await read_all(reads, 21))
@@ -221,13 +221,13 @@ async def test_an_alarm_is_an_outage_with_bounds_and_ends_with_it(
 
 
 async def test_a_server_that_is_frozen_is_an_outage_and_nobody_is_cancelled(
-    server: RabbitMQServer, url: str, sends: RabbitTransport, reads: RabbitSource
+    rabbit: RabbitMQServer, url: str, sends: RabbitTransport, reads: RabbitSource
 ) -> None:
     """The client ends what waits for a lost connection by CancelledError; ours see a lost connection."""
     impatient = source(f"{url}&heartbeat=1", topics=[TOPIC], group=GROUP)
     assert await impatient.receive(10, wait_seconds=0.1) == []
     assert await sends.publish([event("order-0")]) == [None]
-    server.pause()
+    rabbit.pause()
     try:
         waits = asyncio.create_task(_receive_until_it_raises(impatient))
         with pytest.raises(TimeoutError, match="confirm"):
@@ -235,7 +235,7 @@ async def test_a_server_that_is_frozen_is_an_outage_and_nobody_is_cancelled(
         with pytest.raises(OSError, match="RabbitMQ"):
             await waits
     finally:
-        server.resume()
+        rabbit.resume()
     await impatient.close()
     async with asyncio.timeout(120):
         assert await sends.publish([event("order-9")]) == [None]
@@ -399,17 +399,17 @@ async def test_a_routing_key_that_is_no_text_does_not_stop_the_queue(
 
 
 async def test_what_was_confirmed_survives_a_kill_and_both_sides_come_back(
-    server: RabbitMQServer, url: str, sends: RabbitTransport, reads: RabbitSource
+    rabbit: RabbitMQServer, url: str, sends: RabbitTransport, reads: RabbitSource
 ) -> None:
     """kill -9, and the same port again."""
     sent = [str(one.id) for one in events(10) if await sends.publish([one]) == [None]]
     first = await read_all(reads, 4, limit=4)
-    server.kill()
+    await asyncio.to_thread(rabbit.kill)
     with pytest.raises(OSError, match="RabbitMQ"):
         await sends.publish(events(1))
     with pytest.raises(OSError, match="RabbitMQ"):
         await _receive_until_it_raises(reads)
-    server.start()
+    await asyncio.to_thread(rabbit.start)
     await reads.acknowledge(first)  # of a connection that is gone: they come again
     assert await sends.publish([event("order-99")]) == [None]
     found = await read_all(reads, 11)
@@ -481,9 +481,9 @@ async def test_a_queue_that_would_lose_messages_or_their_order_is_refused(
     await reads.close()
 
 
-async def test_who_is_not_let_in_is_refused_without_the_password(server: RabbitMQServer) -> None:
+async def test_who_is_not_let_in_is_refused_without_the_password(rabbit: RabbitMQServer) -> None:
     """At the start; and while it runs it is an outage, in the same words."""
-    wrong = f"amqp://{USER}:not-{PASSWORD}@127.0.0.1:{server.port}/"
+    wrong = f"amqp://{USER}:not-{PASSWORD}@127.0.0.1:{rabbit.port}/"
     for sends in (transport(wrong), source(wrong, topics=[TOPIC], group=GROUP)):
         with pytest.raises(Refused, match=r"does not let the user 'duly' in: the name or the password") as refused:
             await sends.check()
@@ -496,10 +496,10 @@ async def test_who_is_not_let_in_is_refused_without_the_password(server: RabbitM
         await setup(wrong, topics=[TOPIC], group=GROUP)
 
 
-async def test_a_vhost_that_is_not_there_is_refused(server: RabbitMQServer) -> None:
+async def test_a_vhost_that_is_not_there_is_refused(rabbit: RabbitMQServer) -> None:
     """It is part of the address."""
     with pytest.raises(Refused, match="nowhere"):
-        await transport(f"{server.url}nowhere").check()
+        await transport(f"{rabbit.url}nowhere").check()
 
 
 async def test_a_server_that_is_away_is_an_outage_and_no_refusal() -> None:
@@ -509,12 +509,16 @@ async def test_a_server_that_is_away_is_an_outage_and_no_refusal() -> None:
 
 
 async def test_a_user_with_few_rights_can_work_and_what_it_may_not_makes_events_wait(
-    server: RabbitMQServer, url: str, sends: RabbitTransport
+    rabbit: RabbitMQServer, url: str, sends: RabbitTransport
 ) -> None:
     """Without the right to configure, properties cannot be compared: that is said, and no reason to stop."""
     name = f"clerk-{uuid7().hex}"
-    server.ctl("add_user", name, "secret")
-    server.ctl("set_permissions", name, "^$", "^nothing$", ".*")
+    await asyncio.to_thread(
+        rabbit.evaluate,
+        f'rabbit_auth_backend_internal:add_user(<<"{name}">>, <<"secret">>, <<"test">>), '
+        "rabbit_auth_backend_internal:set_permissions("
+        f'<<"{name}">>, <<"/">>, <<"^$">>, <<"^nothing$">>, <<".*">>, <<"test">>).',
+    )
     clerk = transport(url.replace(f"{USER}:{PASSWORD}", f"{name}:secret"))
     with capture_logs() as logs:
         await clerk.check()
