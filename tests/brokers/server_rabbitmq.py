@@ -81,7 +81,7 @@ class RabbitMQServer(ProcessServer):
         done = subprocess.run(
             ["erl_call", "-sname", self._environment()["RABBITMQ_NODENAME"], "-c", cookie, "-e"],
             env=self._environment(),
-            input=expression,
+            input=expression + "\n",
             capture_output=True,
             text=True,
             timeout=CALL_SECONDS,

@@ -23,6 +23,7 @@ from duly.messages import check_name
 
 EXCHANGE = "duly.events"
 ANSWER_SECONDS = 10.0
+QUESTION_SECONDS = 25.0  # to make a queue on several nodes takes its time
 CLOSE_SECONDS = 2.0
 HEARTBEAT_SECONDS = 10  # a server that is frozen is noticed after three of them
 OURS = {"exchange", "queue", "unroutable"}
@@ -133,7 +134,7 @@ class Line:
         """A channel for one question."""
         channel = await self.channel()
         try:
-            async with asking(self.address):
+            async with asking(self.address, seconds=QUESTION_SECONDS):
                 yield channel
         finally:
             await self.close_channel(channel)
