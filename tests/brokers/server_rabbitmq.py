@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,9 +21,35 @@ from tests.brokers.servers import Absent, Foreign, Kind, ProcessServer, Raw, Ser
 BIN = Path("/usr/lib/rabbitmq/bin")
 START_SECONDS = 300.0
 CALL_SECONDS = 60.0
+INSTALL_SECONDS = 900.0
+HOW = "RabbitMQ: apt-get install rabbitmq-server (its service need not run), or go without it: LEAVE_OUT=rabbitmq"
 USER, PASSWORD = "duly", "a-password-of-tests"
 EXCHANGE = "duly.events"
 TOPIC = "duly-topic"
+
+
+def install() -> None:
+    """Debian's packages, where they are absent; their service is not started."""
+    if (BIN / "rabbitmq-server").exists():
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise Absent(HOW)
+    policy = Path("/usr/sbin/policy-rc.d")  # asked by packages before they start what they bring
+    ours = not policy.exists()
+    if ours:
+        policy.write_text("#!/bin/sh\nexit 101\n")
+        policy.chmod(0o755)
+    quietly = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        for command in (["update"], ["install", "-y", "--no-install-recommends", "rabbitmq-server"]):
+            done = subprocess.run(
+                ["apt-get", "-qq", *command], env=quietly, capture_output=True, text=True, timeout=INSTALL_SECONDS
+            )
+            if done.returncode != 0:
+                raise Absent(f"{HOW}; apt-get says: {' '.join(done.stderr.split())[-500:]}")
+    finally:
+        if ours:
+            policy.unlink()
 
 
 class RabbitMQServer(ProcessServer):
