@@ -1,0 +1,152 @@
+"""What must be there: an exchange that routes by type, one behind it that routes by topic, and a queue for each group.
+
+Events go to the topic exchange ``duly.events`` with their type as routing key, so anybody can bind what they want to
+it. Our own queues are bound by topic, which is a header: a headers exchange hangs behind the first one for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+from aio_pika.abc import AbstractChannel
+from aiormq.exceptions import (
+    ChannelAccessRefused,
+    ChannelClosed,
+    ChannelLockedResource,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+)
+
+from duly.brokers.rabbitmq.line import Address, Line, Rejected, plain, read_address
+from duly.errors import Refused
+from duly.messages import check_name
+
+log = structlog.get_logger("duly.brokers")
+TOPIC_HEADER = "duly-topic"
+NO_LIMIT = 1_000_000_000  # deliveries of a quorum queue before it throws a message away
+SETUP = "`duly brokers setup` makes it"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An exchange or a queue, as we need it."""
+
+    kind: str
+    name: str
+    type: str = ""
+    arguments: Mapping[str, str | int | bool] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"the {self.kind} {self.name}"
+
+    async def declare(self, channel: AbstractChannel, *, passive: bool = False) -> int:
+        """Make it unless it is there, or (passive) only ask for it; how many messages wait in it."""
+        if self.kind == "exchange":
+            await channel.declare_exchange(self.name, self.type, durable=True, passive=passive)
+            return 0
+        found = await channel.declare_queue(self.name, durable=True, passive=passive, arguments=dict(self.arguments))
+        return found.declaration_result.message_count or 0
+
+
+def exchange(address: Address) -> Piece:
+    """Where events are published."""
+    return Piece("exchange", address.exchange, "topic")
+
+
+def by_topic(address: Address) -> Piece:
+    """The exchange behind it, which knows topics."""
+    return Piece("exchange", f"{address.exchange}.topics", "headers")
+
+
+def queue(address: Address, group: str) -> Piece:
+    """What a group reads: by one reader at a time, so in order; full, it refuses the newest and keeps the rest."""
+    arguments: dict[str, str | int | bool] = {
+        "x-queue-type": "quorum" if address.quorum else "classic",
+        "x-single-active-consumer": True,
+        "x-overflow": "reject-publish",
+    }
+    if address.quorum:
+        arguments["x-delivery-limit"] = NO_LIMIT
+    name = f"duly.{check_name('group', group)}"
+    if address.exchange != "duly.events":
+        name = f"{address.exchange}.{group}"
+    return Piece("queue", name, arguments=arguments)
+
+
+async def setup(url: str, *, topics: Sequence[str], group: str) -> list[str]:
+    """Create what is missing, and bind the topics to the group's queue; a sentence for each thing that was made."""
+    address = read_address(url)
+    line = Line(address, "setup")
+    made: list[str] = []
+    pieces = [exchange(address), by_topic(address), *([queue(address, group)] if topics else [])]
+    try:
+        for piece in pieces:
+            if not await _exists(line, piece):
+                made.append(f"{piece} was made")
+            await _compare(line, piece, needed=True)
+        await bind(line, topics=topics, group=group)
+    except Rejected as error:
+        raise Refused(str(error)) from None
+    finally:
+        await line.drop()
+    return made
+
+
+async def check(line: Line, pieces: Sequence[Piece]) -> None:
+    """Refuse what is missing, or is not as we need it."""
+    try:
+        for piece in pieces:
+            if not await _exists(line, piece):
+                raise Refused(f"RabbitMQ at {line.address.shown} has not {piece}: {SETUP}")
+            await _compare(line, piece, needed=False)
+    except Rejected as error:
+        raise Refused(str(error)) from None
+
+
+async def bind(line: Line, *, topics: Sequence[str], group: str) -> None:
+    """Bind the exchanges, and each topic to the group's queue: to do it again changes nothing."""
+    address = line.address
+    try:
+        async with line.brief_channel() as channel:
+            front = await channel.get_exchange(address.exchange, ensure=False)
+            behind = await channel.get_exchange(by_topic(address).name, ensure=False)
+            await behind.bind(front, routing_key="#")
+            if topics:
+                reads = await channel.get_queue(queue(address, group).name, ensure=False)
+                for topic in topics:
+                    await reads.bind(behind, arguments={"x-match": "all", TOPIC_HEADER: check_name("topic", topic)})
+    except ChannelAccessRefused as error:
+        log.warning("rabbitmq_unchecked", what="bindings", reason=plain(error))
+    except ChannelClosed as error:
+        raise Refused(f"RabbitMQ at {address.shown} does not bind the topics: {plain(error)}") from None
+
+
+async def _exists(line: Line, piece: Piece) -> bool:
+    try:
+        async with line.brief_channel() as channel:
+            await piece.declare(channel, passive=True)
+    except ChannelNotFoundEntity:
+        return False
+    except ChannelLockedResource:
+        return True  # somebody's own, and the comparison says so
+    return True
+
+
+async def _compare(line: Line, piece: Piece, *, needed: bool) -> None:
+    """RabbitMQ tells no properties; but to declare something again with others is refused, and says which differ."""
+    try:
+        async with line.brief_channel() as channel:
+            await piece.declare(channel)
+    except (ChannelPreconditionFailed, ChannelLockedResource) as error:
+        raise Refused(
+            f"RabbitMQ at {line.address.shown} has {piece} with other properties than those that lose nothing "
+            f"({plain(error)}): remove it once it is empty, and {SETUP}; or name another in the address"
+        ) from None
+    except ChannelAccessRefused as error:
+        if needed:
+            raise Refused(
+                f"RabbitMQ at {line.address.shown} does not let {line.address.user!r} make {piece}: {plain(error)}"
+            ) from None
+        log.warning("rabbitmq_unchecked", what=str(piece), reason=plain(error))

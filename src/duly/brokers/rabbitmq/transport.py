@@ -1,0 +1,178 @@
+"""Publishing to RabbitMQ: persistent, mandatory, and every confirm awaited.
+
+RabbitMQ answers a whole channel where one message is at fault (too large, say) by closing it. Then each event that has
+no answer yet is sent again alone, and the one that closes its channel is the one that failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from aio_pika import DeliveryMode, Message
+from aio_pika.abc import AbstractChannel, AbstractExchange
+from aio_pika.exceptions import DeliveryError
+from aiormq.abc import DeliveredMessage
+from aiormq.channel import Channel as BelowChannel
+from aiormq.exceptions import ChannelAccessRefused, ChannelClosed, ChannelInvalidStateError, ChannelNotFoundEntity
+
+from duly.brokers import Later
+from duly.brokers.rabbitmq import topology
+from duly.brokers.rabbitmq.line import ANSWER_SECONDS, Address, Line, plain
+from duly.brokers.wire import AMQP, encode
+from duly.clock import monotonic
+from duly.failpoints import failpoint
+from duly.messages import Event
+
+PUBLISH_SECONDS = 20.0
+BLOCKED_SECONDS = 10.0
+Answer = str | Later | None
+
+
+class RabbitTransport:
+    """One connection and one channel with publisher confirms; both are made anew after any doubt."""
+
+    name = "rabbitmq"
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._line = Line(address, "relay")
+        self._channel: AbstractChannel | None = None
+        self._proven = 0  # the number of the connection that has confirmed something
+
+    async def check(self) -> None:
+        """The exchange is there, is durable, and routes by patterns."""
+        await topology.check(self._line, [topology.exchange(self._address)])
+
+    async def publish(self, events: Sequence[Event]) -> Sequence[Answer]:
+        """Send each and wait for its confirm; see Transport."""
+        ends_at = monotonic() + PUBLISH_SECONDS
+        await self._open()
+        # Whether RabbitMQ blocks a connection shows only when it publishes: one event finds out, not all of them.
+        head = 0 if self._proven == self._line.number else 1
+        answers: list[Answer] = []
+        for part in (events[:head], events[head:]):
+            answers += await self._publish(part, ends_at) if part else []
+        return answers
+
+    async def close(self) -> None:
+        """Hang up; nothing is under way when nobody waits in publish()."""
+        self._channel = None
+        await self._line.drop()
+
+    async def _publish(self, events: Sequence[Event], ends_at: float) -> list[Answer]:
+        outcomes = await self._send(events)
+        answers = {index: outcome for index, outcome in enumerate(outcomes) if not isinstance(outcome, BaseException)}
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if answers:
+            self._proven = self._line.number
+        if refusal := next((failure for failure in failures if isinstance(failure, ChannelClosed)), None):
+            self._channel = None
+            if len(events) == 1:
+                return [self._refused(refusal)]
+            for index, event in enumerate(events):
+                if index not in answers:
+                    answers[index] = await self._publish_alone(event, ends_at)
+        elif failures:
+            late = await self._explain(failures, answered=bool(answers))
+            answers = {index: answers.get(index, late) for index in range(len(events))}
+        return [answers[index] for index in range(len(events))]
+
+    async def _publish_alone(self, event: Event, ends_at: float) -> Answer:
+        if monotonic() > ends_at:
+            return Later("there was no time to send it alone, after another event of its batch had closed the channel")
+        return (await self._publish([event], ends_at))[0]
+
+    async def _explain(self, failures: Sequence[BaseException], *, answered: bool) -> Later:
+        """What to say of events that have no answer, when no refusal explains it: Later, or raise the outage."""
+        shown = self._address.shown
+        if lost := next((failure for failure in failures if not isinstance(failure, TimeoutError)), None):
+            await self.close()
+            raise ConnectionResetError(f"RabbitMQ at {shown} was lost before it confirmed: {plain(lost)}")
+        if await self._line.is_blocked():  # the connection stays: another one would be blocked as well
+            raise TimeoutError(_blocked(shown))
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await self._line.close_channel(channel)
+        unconfirmed = f"RabbitMQ at {shown} did not confirm it in {ANSWER_SECONDS:g} seconds"
+        if answered:
+            return Later(f"{unconfirmed}, and confirmed others: a queue it goes to may have lost its majority")
+        await self.close()
+        raise TimeoutError(unconfirmed)
+
+    async def _open(self) -> AbstractChannel:
+        before = self._line.number
+        await self._line.open()
+        if await self._line.is_blocked(wait_seconds=BLOCKED_SECONDS):
+            raise TimeoutError(_blocked(self._address.shown))
+        if self._channel is None or self._channel.is_closed or self._line.number != before:
+            self._channel = await self._line.channel(confirms=True)
+        return self._channel
+
+    async def _send(self, events: Sequence[Event]) -> list[Answer | BaseException]:
+        """All at once, for they are of different aggregates; what has no answer in time is a TimeoutError."""
+        channel = await self._open()
+        exchange = await channel.get_exchange(self._address.exchange, ensure=False)
+        tasks = [asyncio.ensure_future(self._send_one(exchange, event)) for event in events]
+        try:
+            ends_at = monotonic() + ANSWER_SECONDS
+            await _all_written(channel)
+            await asyncio.wait(tasks, timeout=max(0.0, ends_at - monotonic()))
+        finally:
+            late = {task for task in tasks if not task.done()}
+            for task in late:
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        return [TimeoutError() if task in late else outcome for task, outcome in zip(tasks, outcomes, strict=True)]
+
+    async def _send_one(self, exchange: AbstractExchange, event: Event) -> Answer:
+        try:
+            mandatory = not self._address.drops_unroutable
+            answer = await exchange.publish(_as_message(event), event.type, mandatory=mandatory)
+        except (ValueError, TypeError) as error:
+            return f"it cannot be an AMQP message: {plain(error)}"
+        except DeliveryError:
+            return Later("RabbitMQ took no responsibility for it (nack): a queue it goes to is full, or failed")
+        if isinstance(answer, DeliveredMessage):
+            return (
+                f"no queue takes the type {event.type} or the topic {event.topic}: RabbitMQ returned it. "
+                "`duly brokers setup` binds the topics that are received; ?unroutable=drop publishes all the same"
+            )
+        return None
+
+    def _refused(self, refusal: ChannelClosed) -> Answer:
+        """An answer to the one event that had the channel closed."""
+        if isinstance(refusal, ChannelNotFoundEntity):
+            where = f"RabbitMQ at {self._address.shown} has not {topology.exchange(self._address)}"
+            raise ConnectionError(f"{where} any more: {topology.SETUP}")
+        if isinstance(refusal, ChannelAccessRefused):
+            return Later(f"RabbitMQ does not let {self._address.user!r} publish it: {plain(refusal)}")
+        return f"RabbitMQ refused it: {plain(refusal)}"
+
+
+async def _all_written(channel: AbstractChannel) -> None:
+    """Wait until each has been written: whoever writes holds the channel's lock, and they take turns."""
+    await asyncio.sleep(0)  # each asks for its turn
+    below = await channel.get_underlay_channel()
+    assert isinstance(below, BelowChannel)
+    with contextlib.suppress(ChannelInvalidStateError, TimeoutError):  # those who write will know
+        async with asyncio.timeout(ANSWER_SECONDS), below.lock:
+            failpoint("transport.sent")
+
+
+def _as_message(event: Event) -> Message:
+    headers, body = encode(event, AMQP)
+    return Message(
+        body,
+        content_type=headers.pop("content-type"),
+        headers={**headers, topology.TOPIC_HEADER: event.topic},
+        delivery_mode=DeliveryMode.PERSISTENT,
+        message_id=str(event.id),
+        type=event.type,
+        timestamp=event.created_at,
+    )
+
+
+def _blocked(shown: str) -> str:
+    return f"RabbitMQ at {shown} takes no messages now: an alarm (memory or disk) blocks whoever publishes"
