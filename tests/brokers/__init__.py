@@ -1,0 +1,1 @@
+"""Real brokers: one suite over all of them, and what only one of them does."""
