@@ -11,9 +11,9 @@ from tests.brokers.server_sqs import ENVIRONMENT, SqsServer
 
 
 @pytest.fixture(scope="session")
-def sqs_server() -> Iterator[SqsServer]:
+def sqs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqsServer]:
     """One SQS for the run: queues have names of their own in each test."""
-    server = SqsServer()
+    server = SqsServer(tmp_path_factory.mktemp("sqs"))
     server.start()
     yield server
     server.close()

@@ -22,10 +22,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable
 from copy import deepcopy
@@ -40,6 +38,7 @@ class Orders:
     def __init__(self) -> None:
         self.answers: list[dict[str, Any]] = []  # operation, status, code, message, times, done (do it all the same)
         self.entries: dict[str, dict[str, Any]] = {}  # by message group: the entry's Failed
+        self.copies: dict[str, str] = {}  # by queue: another that gets a copy of what is sent to it, as by SNS
         self.calls: list[str] = []  # operations, in order
 
     def obey(self, what: str, order: Any) -> Any:
@@ -48,6 +47,8 @@ class Orders:
             self.answers = order
         elif what == "entries":
             self.entries = order
+        elif what == "copies":
+            self.copies = order
         elif what == "expire":
             return {"expired": _expire()}
         elif what == "calls":
@@ -82,7 +83,7 @@ def _expire() -> int:
 def mend(orders: Orders) -> None:
     """Put our own code in the place of moto's, for FIFO queues."""
     from moto.sqs.exceptions import ReceiptHandleIsInvalid
-    from moto.sqs.models import Queue, SQSBackend, _filter_message_attributes
+    from moto.sqs.models import Queue, SQSBackend, _filter_message_attributes, sqs_backends
 
     receive, send_batch = SQSBackend.receive_message, SQSBackend.send_message_batch
     change, add, delete = SQSBackend.change_message_visibility, Queue.add_message, Queue.delete_message
@@ -111,8 +112,11 @@ def mend(orders: Orders) -> None:
             raise ReceiptHandleIsInvalid
 
     def add_locked(self: Any, message: Any) -> None:
+        copy = deepcopy(message)
         with self._messages_lock:
             add(self, message)
+        if copies := orders.copies.get(self.name):
+            sqs_backends[self.account_id][self.region].get_queue(copies).add_message(copy)
 
     def delete_current(self: Any, receipt_handle: str) -> None:
         with self._messages_lock:
@@ -183,17 +187,16 @@ def _write(start_response: Callable[..., Any], status: int, said: Any) -> list[b
     return [body]
 
 
-def serve_back() -> None:
-    """Be SQS, on a port of its own choice that is written to standard output."""
+def serve_back(port: int) -> None:
+    """Be SQS."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
     orders = Orders()
     mend(orders)
     application = Application(DomainDispatcherApplication(create_backend_app), orders)
-    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler)
+    server = make_server("127.0.0.1", port, application, threaded=True, request_handler=MotoRequestHandler)
     server.daemon_threads = True
-    print(server.port, flush=True)
     server.serve_forever()
 
 
@@ -216,20 +219,13 @@ async def serve_front(port: int, back: int) -> None:
 
     line = socket.create_server(("127.0.0.1", port), backlog=128)
     server = await asyncio.start_server(connect, sock=line)
-    print(port, flush=True)
     await server.serve_forever()
 
 
-def _end_with_parent() -> None:
-    os.read(0, 1)  # nobody writes: this returns when whoever started us is gone
-    os._exit(1)
-
-
 def main() -> None:
-    """``back``, or ``front PORT BACK``; it ends when its parent does."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    """``back PORT``, or ``front PORT BACK``."""
     if sys.argv[1] == "back":
-        serve_back()
+        serve_back(int(sys.argv[2]))
     else:
         asyncio.run(serve_front(int(sys.argv[2]), int(sys.argv[3])))
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import signal
-import socket
-import subprocess
+import re
 import sys
+import time
 import urllib.request
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
+from uuid import uuid4
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+
+from tests.brokers.servers import Foreign, Kind, ProcessServer, Raw, Server
 
 PROGRAM = Path(__file__).with_name("moto_sqs.py")
 REGION = "eu-central-1"
@@ -26,68 +32,55 @@ ENVIRONMENT = {
 }
 
 
-class SqsServer:
+class _Back(ProcessServer):
+    """SQS itself, which lives on whatever becomes of the way to it."""
+
+    name = "moto's server"
+
+    def command(self) -> Sequence[str]:
+        """moto, with what our tests need of it."""
+        return [sys.executable, str(PROGRAM), "back", str(self.port)]
+
+
+class SqsServer(ProcessServer):
     """One SQS on a port that is kept; what was acknowledged survives everything but the end of the test run."""
 
-    def __init__(self) -> None:
-        self.port = _free_port()
-        self._back: subprocess.Popen[str] | None = None
-        self._back_port = 0
-        self._front: subprocess.Popen[str] | None = None
+    name = "the front of SQS"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        (directory / "back").mkdir(exist_ok=True)
+        self._back = _Back(directory / "back")
+        self._has_back = False
+
+    def command(self) -> Sequence[str]:
+        """What carries bytes to SQS and back."""
+        return [sys.executable, str(PROGRAM), "front", str(self.port), str(self._back.port)]
 
     def url(self, *, prefix: str = "duly-", visibility: int = 5) -> str:
         """The broker's URL; credentials are in the environment, as for any AWS client (see ENVIRONMENT)."""
         options = {"endpoint": f"http://127.0.0.1:{self.port}", "prefix": prefix, "visibility": visibility}
         return f"sqs://{REGION}?{urlencode(options)}"
 
-    # -- the way to it --------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Open the way to SQS; the first time, SQS itself begins."""
-        if self._back is None:
-            self._back, self._back_port = _run("back")
-        assert self._front is None, "it is running already"
-        self._front, _ = _run("front", str(self.port), str(self._back_port))
-
-    def stop(self) -> None:
-        """An orderly end."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """An end in the middle of whatever it did."""
-        self._end(signal.SIGKILL)
-
-    def pause(self) -> None:
-        """Nothing is answered, and no connection is closed."""
-        assert self._front is not None
-        self._front.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Go on where it was paused."""
-        assert self._front is not None
-        self._front.send_signal(signal.SIGCONT)
+        if not self._has_back:
+            self._back.start()
+            self._has_back = True
+        super().start()
 
     def close(self) -> None:
         """The end of it, and of every message."""
-        if self._front is not None:
-            self.kill()
-        if self._back is not None:
-            self._back.kill()
-            self._back.communicate(timeout=10)
-            self._back = None
-
-    def _end(self, how: signal.Signals) -> None:
-        assert self._front is not None, "it is not running"
-        self._front.send_signal(how)
-        self._front.communicate(timeout=10)
-        self._front = None
+        super().close()
+        self._back.close()
+        self._has_back = False
 
     # -- orders of tests, which need no front ---------------------------------------------------------------------
 
     def order(self, what: str, order: Any = None) -> Any:
         """Ask the stand-in itself for something; see ``Orders``."""
         asked = urllib.request.Request(
-            f"http://127.0.0.1:{self._back_port}/stand-in/{what}", data=json.dumps(order).encode(), method="POST"
+            f"http://127.0.0.1:{self._back.port}/stand-in/{what}", data=json.dumps(order).encode(), method="POST"
         )
         with urllib.request.urlopen(asked, timeout=10) as answer:
             return json.load(answer)
@@ -98,33 +91,101 @@ class SqsServer:
 
     def recover(self) -> None:
         """As it was: running, and with no orders."""
-        if self._front is None:
+        if self._process is None:
             self.start()
         self.resume()
         self.order("answers", [])
         self.order("entries", {})
+        self.order("copies", {})
         self.order("calls")
 
 
-def _free_port() -> int:
-    """One that the system gives to no outgoing connection while we are down."""
-    for port in random.sample(range(20_000, 32_000), 100):
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        return port
-    raise RuntimeError("of a hundred ports none is free")
+class SqsForeign:
+    """A plain client. Whoever reads a queue takes from it, so it reads a copy, as one would have by way of SNS."""
+
+    def __init__(self, server: SqsServer) -> None:
+        self._server = server
+        self._open = AsyncExitStack()
+        self._client: Any = None
+        self._copy = ""
+        self._seen: list[Raw] = []
+
+    async def _connected(self) -> Any:
+        if self._client is None:
+            made = get_session().create_client(
+                "sqs",
+                region_name=REGION,
+                endpoint_url=f"http://127.0.0.1:{self._server.port}",
+                aws_access_key_id=ENVIRONMENT["AWS_ACCESS_KEY_ID"],
+                aws_secret_access_key=SECRET,
+                config=AioConfig(connect_timeout=5, read_timeout=30),
+            )
+            self._client = await self._open.enter_async_context(made)
+        return self._client
+
+    async def watch(self, topic: str) -> None:
+        """Have a queue of its own beside the topic's."""
+        name = queue_name(topic)
+        attributes = {"FifoQueue": "true", "MaximumMessageSize": "1048576"}
+        made = await (await self._connected()).create_queue(QueueName=f"copy-{name}", Attributes=attributes)
+        self._copy = made["QueueUrl"]
+        self._server.order("copies", {name: f"copy-{name}"})
+
+    async def read(self, count: int, *, seconds: float = 30.0) -> list[Raw]:
+        """What came there."""
+        client = await self._connected()
+        ends_at = time.monotonic() + seconds
+        while len(self._seen) < count and (left := ends_at - time.monotonic()) > 0:
+            answer = await client.receive_message(
+                QueueUrl=self._copy, MaxNumberOfMessages=10, WaitTimeSeconds=min(5, int(left)),
+                MessageAttributeNames=["All"], MessageSystemAttributeNames=["MessageGroupId"],
+            )  # fmt: skip
+            for message in answer.get("Messages", []):
+                attributes = message.get("MessageAttributes", {})
+                headers = {name.lower(): value.get("StringValue", "") for name, value in attributes.items()}
+                key = message["Attributes"]["MessageGroupId"]
+                self._seen.append(Raw(headers, message["Body"].encode(), key))
+                await client.delete_message(QueueUrl=self._copy, ReceiptHandle=message["ReceiptHandle"])
+        return list(self._seen)
+
+    async def write(self, topic: str, type_: str, messages: Sequence[Raw]) -> None:
+        """Send them one by one."""
+        client = await self._connected()
+        queue = (await client.get_queue_url(QueueName=queue_name(topic)))["QueueUrl"]
+        for message in messages:
+            await client.send_message(
+                QueueUrl=queue,
+                MessageBody=message.body.decode(),
+                MessageAttributes={
+                    name: {"DataType": "String", "StringValue": value} for name, value in message.headers.items()
+                },
+                MessageGroupId=message.key or "stranger",
+                MessageDeduplicationId=str(uuid4()),
+            )
+
+    async def close(self) -> None:
+        """Hang up."""
+        self._client = None
+        await self._open.aclose()
 
 
-def _run(*arguments: str) -> tuple[subprocess.Popen[str], int]:
-    process = subprocess.Popen(
-        [sys.executable, str(PROGRAM), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True, env={**os.environ, **ENVIRONMENT},
-    )  # fmt: skip
-    assert process.stdout is not None
-    said = process.stdout.readline()
-    if not said.strip().isdigit():
-        process.kill()
-        raise RuntimeError("moto's server does not start; `make test-brokers` installs it")
-    return process, int(said)
+def queue_name(topic: str) -> str:
+    """What a stranger was told of how queues are named."""
+    return f"duly-{re.sub('[^A-Za-z0-9]', '-', topic)}.fifo"
+
+
+def _make(directory: Path) -> Server:
+    return SqsServer(directory)
+
+
+def _url(server: Server) -> str:
+    assert isinstance(server, SqsServer)
+    return server.url()
+
+
+def _foreign(server: Server) -> Foreign:
+    assert isinstance(server, SqsServer)
+    return SqsForeign(server)
+
+
+KIND = Kind("sqs", _make, _url, _foreign, binding="", carries_bytes=False, environment=ENVIRONMENT)

@@ -445,7 +445,9 @@ async def _check_queue(client: Client, name: str) -> bool:
     except NotNow as error:
         if error.is_missing:
             return False
-        raise Refused(f"{name} cannot be used: {error}") from None
+        raise Refused(str(error)) from None
+    except PermissionError as error:
+        raise Refused(str(error)) from None
     if found.get("FifoQueue") != "true":
         raise Refused(f"{name} is no FIFO queue, so it keeps no order: delete it and run `duly brokers setup`")
     if int(found.get("MessageRetentionPeriod", 0)) < SHORTEST_RETENTION_SECONDS:

@@ -115,7 +115,7 @@ class Client:
         """Ask anything, to hear whether SQS answers and knows us."""
         try:
             await self._call("list_queues", "", QueueNamePrefix=self.address.prefix, MaxResults=1)
-        except NotNow as error:
+        except (NotNow, PermissionError) as error:
             raise Refused(str(error)) from None
 
     async def exists(self, name: str) -> bool:
@@ -126,6 +126,8 @@ class Client:
             if not error.is_missing:
                 raise Refused(str(error)) from None
             return False
+        except PermissionError as error:
+            raise Refused(str(error)) from None
         return True
 
     async def create(self, name: str, attributes: Mapping[str, str]) -> None:
