@@ -162,7 +162,7 @@ def to_cloudevent(event: Event, *, source: str = "/duly") -> dict[str, Any]:
 def from_cloudevent(envelope: Mapping[str, Any]) -> Event:
     """The event inside a CloudEvents envelope of ours."""
     try:
-        names = {attribute: header for header, attribute in _EXTENSIONS.items()}
+        names = header_names()
         headers = {
             names.get(attribute, attribute): content
             for attribute, content in envelope.items()
@@ -179,6 +179,11 @@ def from_cloudevent(envelope: Mapping[str, Any]) -> Event:
         )
     except (KeyError, ValueError, TypeError) as error:
         raise Invalid(f"not a CloudEvents 1.0 envelope of an event: {error!r}") from None
+
+
+def header_names() -> dict[str, str]:
+    """Which of our headers an extension attribute of CloudEvents is."""
+    return {attribute: header for header, attribute in _EXTENSIONS.items()}
 
 
 _CONTEXT = frozenset(
@@ -223,15 +228,15 @@ def check_name(what: str, name: str) -> str:
     return name
 
 
-def encode_payload(payload: Mapping[str, Any], *, what: str = "payload") -> str:
+def encode_payload(payload: Mapping[str, Any], *, what: str = "payload", max_bytes: int = MAX_PAYLOAD_BYTES) -> str:
     """The payload as JSON text, or a BadPayload that says where it is wrong, in the caller's face."""
     plain = _plain(payload, "$", 0)
     if not isinstance(plain, dict):
         raise BadPayload(f"the {what} must be an object (a mapping), not {type(payload).__name__}")
     encoded = _ENCODER.encode(plain)
-    if len(encoded) > MAX_PAYLOAD_BYTES or len(encoded.encode()) > MAX_PAYLOAD_BYTES:
+    if len(encoded) > max_bytes or len(encoded.encode()) > max_bytes:
         raise BadPayload(
-            f"the {what} is larger than {MAX_PAYLOAD_BYTES} bytes: store the document elsewhere and send its reference"
+            f"the {what} is larger than {max_bytes} bytes: store the document elsewhere and send its reference"
         )
     return encoded
 

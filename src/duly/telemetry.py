@@ -27,6 +27,13 @@ _SILENT_PROVIDERS = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
 
 EVENTS_PUBLISHED = Counter("duly_events_published_total", "Events published", ["topic"])
 PUBLISH_FAILURES = Counter("duly_publish_failures_total", "Failed attempts to publish an event", ["topic"])
+EVENTS_POSTPONED = Counter(
+    "duly_events_postponed_total", "Events put off because their topic could not be had", ["topic"]
+)
+MESSAGES_RECEIVED = Counter("duly_messages_received_total", "Messages of a broker that were stored", ["via"])
+MESSAGES_KNOWN = Counter("duly_messages_known_total", "Messages of a broker that had come before", ["via"])
+MESSAGES_UNREADABLE = Counter("duly_messages_unreadable_total", "Messages of a broker that were buried", ["via"])
+SOURCE_LAG = Gauge("duly_source_lag", "Messages that wait at the broker to be read", ["via"])
 OCCURRENCES_FIRED = Counter("duly_occurrences_fired_total", "Cron occurrences turned into jobs", ["name"])
 OCCURRENCES_MISSED = Counter("duly_occurrences_missed_total", "Cron occurrences found late", ["name"])
 HTTP_REQUESTS = Counter("duly_http_requests_total", "Requests answered", ["method", "route", "status"])

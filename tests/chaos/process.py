@@ -150,6 +150,9 @@ class Broker:
         self._out = out
         self._refused: set[str] = set()
 
+    async def check(self) -> None:
+        """It is always there."""
+
     async def publish(self, events: Sequence[Event]) -> Sequence[str | None]:
         """Each is acknowledged, or refused once."""
         await asyncio.sleep(0.02)

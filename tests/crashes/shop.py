@@ -14,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from duly import Database, Duly, Event, JobContext, ThenTogether, Tx
+from duly.brokers import Later
 from duly.failpoints import failpoint
 from duly.jobs.outcomes import Fail
 from duly.messages import to_cloudevent
@@ -193,7 +194,7 @@ def create(kind: str, manner: Manner) -> Duly:
 class Transport(BrokerTransport):
     """The broker's client, with the step between sending and the answer named."""
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[str | None]:
+    async def publish(self, events: Sequence[Event]) -> Sequence[str | Later | None]:
         """Send one request and wait for its answer."""
         try:
             if self._streams is None:

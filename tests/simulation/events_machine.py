@@ -52,6 +52,9 @@ class Broker:
         self.asked: asyncio.Future[list[str]] = self._loop.create_future()
         self.answer: asyncio.Future[list[str | None]] = self._loop.create_future()
 
+    async def check(self) -> None:
+        """It is what the machine says."""
+
     async def publish(self, events: Sequence[Event]) -> Sequence[str | None]:
         """Take a wave, and answer when the machine says so."""
         if self.is_down:

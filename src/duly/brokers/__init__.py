@@ -1,4 +1,4 @@
-"""What a broker does for us, and nothing of any one broker: the relay publishes to a Transport, a receiver reads a Source."""
+"""What any broker does for us: the relay publishes to a Transport, a receiver reads a Source."""
 
 from __future__ import annotations
 

@@ -68,5 +68,5 @@ processes = Table(
     Column("started_at", _Moment, nullable=False),
     Column("seen_at", _Moment, nullable=False),
     PrimaryKeyConstraint("id", name="processes_pkey"),
-    CheckConstraint("kind IN ('worker', 'relay', 'scheduler')", name="processes_kind_is_known"),
+    CheckConstraint("kind IN ('worker', 'relay', 'scheduler', 'receiver')", name="processes_kind_is_known"),
 )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 from opentelemetry.trace import SpanKind
 
+from duly.brokers import Later, Transport
 from duly.clock import monotonic
 from duly.db import Database, atomic, fetch, load_json
 from duly.duty import Cycle, Duty
@@ -24,8 +25,7 @@ from duly.inbox.receive import JOB_PREFIX, as_event, matches
 from duly.jobs.sql import LOCK_ORDER
 from duly.messages import Event, storable
 from duly.outbox import sql
-from duly.outbox.transports import Transport
-from duly.telemetry import EVENTS_PUBLISHED, PUBLISH_FAILURES, span, tracing
+from duly.telemetry import EVENTS_POSTPONED, EVENTS_PUBLISHED, PUBLISH_FAILURES, span, tracing
 from duly.wakeup import Wakeup
 
 log = structlog.get_logger("duly.relay")
@@ -46,6 +46,16 @@ class Pending:
     aggregate_id: str
     lane: int
     holds: bool  # later events of its aggregate are parked behind it
+
+
+@dataclass
+class Sent:
+    """What became of a batch at the broker."""
+
+    published: list[Pending] = field(default_factory=list)
+    failures: list[tuple[Pending, str]] = field(default_factory=list)
+    postponed: list[tuple[Pending, str]] = field(default_factory=list)
+    away: str | None = None
 
 
 class Relay(Duty):
@@ -117,30 +127,30 @@ class Relay(Duty):
             if not pending:
                 return 0, 0, len(held)
             lanes = sorted({one.lane for one in pending})
+            here = [row[0] for row in await fetch(connection, sql.READ_CONSUMERS, also=[])]
             token = (await fetch(connection, sql.NEXT_TOKEN))[0][0]
             await fetch(
                 connection, sql.LEASE_LANES, lanes=lanes, token=token, relay=self.identity,
                 lease_seconds=LANE_LEASE_SECONDS,
             )  # fmt: skip
         failpoint("relay.fetched")
-        sent, failures, away = await self._send(transport, pending)
+        sent = await self._send(transport, pending)
         failpoint("relay.sent")
         async with atomic(connection):
             ours = {row[0] for row in await fetch(connection, sql.RELEASE_LANES, token=token)}
             if ours != set(lanes):  # we were away for longer than the lease: another relay serves them now
                 log.warning("lanes_lost", lanes=len(set(lanes) - ours))
                 return 0, 0, 0
-            await self._settle(connection, sent, [], failures)
+            await self._settle(connection, sent.published, [], sent.failures, also=here)
+            await self._postpone(connection, sent.postponed)
             failpoint("relay.before_commit")
         failpoint("relay.committed")
-        self._count(sent)
-        if away:
-            raise Unavailable(f"{transport.name} is away: {away}")
-        return len(sent), len(failures), len(held)
+        self._count(sent.published)
+        if sent.away:
+            raise Unavailable(f"{transport.name} is away: {sent.away}")
+        return len(sent.published), len(sent.failures) + len(sent.postponed), len(held)
 
-    async def _send(
-        self, transport: Transport, pending: Sequence[Pending]
-    ) -> tuple[list[Pending], list[tuple[Pending, str]], str | None]:
+    async def _send(self, transport: Transport, pending: Sequence[Pending]) -> Sent:
         """In waves: one event of each aggregate at a time, none after one that failed, and no longer than the lease.
 
         What was not sent in time stays pending: a slow broker makes the batches smaller, it does not lose the lanes.
@@ -149,21 +159,23 @@ class Relay(Duty):
         queues: dict[str, list[Pending]] = {}
         for one in pending:
             queues.setdefault(one.aggregate_id, []).append(one)
-        sent: list[Pending] = []
-        failures: list[tuple[Pending, str]] = []
+        sent = Sent()
         while queues and monotonic() < enough_at:
             wave = [queue.pop(0) for queue in queues.values()]
-            answers, away = await _publish_or_isolate(transport, wave, enough_at)
-            if away is not None:
-                return sent, failures, away
-            for one, error in zip(wave, answers, strict=True):
-                if error is None:
-                    sent.append(one)
+            answers, sent.away = await _publish_or_isolate(transport, wave, enough_at)
+            if sent.away is not None:
+                return sent
+            for one, answer in zip(wave, answers, strict=True):
+                if answer is None:
+                    sent.published.append(one)
+                    continue
+                queues.pop(one.aggregate_id)
+                if isinstance(answer, Later):
+                    sent.postponed.append((one, answer.reason))
                 else:
-                    failures.append((one, error))
-                    queues.pop(one.aggregate_id)
+                    sent.failures.append((one, answer))
             queues = {aggregate: queue for aggregate, queue in queues.items() if queue}
-        return sent, failures, None
+        return sent
 
     # -- both ---------------------------------------------------------------------------------------------------
 
@@ -189,10 +201,11 @@ class Relay(Duty):
         published: Sequence[Pending],
         held: Sequence[int],
         failures: Sequence[tuple[Pending, str]],
+        also: Sequence[str] = (),
     ) -> None:
         """Inside the caller's transaction: move what was published, note what failed, hold back what follows it."""
         if published:
-            await self._move(connection, published)
+            await self._move(connection, published, also)
         if failures:
             await self._fail(connection, failures)
         if held:
@@ -202,8 +215,8 @@ class Relay(Duty):
             await fetch(connection, sql.UNPARK_AGGREGATES, aggregates=freed)
             failpoint("relay.unparked")
 
-    async def _move(self, connection: Any, published: Sequence[Pending]) -> None:
-        routes = _routes(published, await fetch(connection, sql.READ_CONSUMERS))
+    async def _move(self, connection: Any, published: Sequence[Pending], also: Sequence[str]) -> None:
+        routes = _routes(published, await fetch(connection, sql.READ_CONSUMERS, also=also))
         keys = [(JOB_PREFIX + name, aggregate) for _, name, ordered, aggregate in routes if ordered]
         if keys:
             names, aggregates = [name for name, _ in keys], [aggregate for _, aggregate in keys]
@@ -238,6 +251,20 @@ class Relay(Duty):
                 ],
             )
 
+    async def _postpone(self, connection: Any, postponed: Sequence[tuple[Pending, str]]) -> None:
+        """One topic is not to be had: its events are tried again, for as long as it takes; other topics go on."""
+        if not postponed:
+            return
+        await fetch(
+            connection, sql.POSTPONE_EVENTS, seqs=[one.seq for one, _ in postponed],
+            reasons=[storable(reason[:2000]) for _, reason in postponed],
+        )  # fmt: skip
+        for one, _ in postponed:
+            EVENTS_POSTPONED.labels(one.topic).inc()
+        reasons = {one.topic: reason for one, reason in postponed}
+        for topic, reason in reasons.items():
+            log.warning("topic_away", topic=topic, reason=reason[:300])
+
     def _count(self, published: Sequence[Pending]) -> None:
         traced = tracing()
         for one in published:
@@ -256,7 +283,7 @@ class Relay(Duty):
 
 async def _publish_or_isolate(
     transport: Transport, wave: Sequence[Pending], enough_at: float
-) -> tuple[list[str | None], str | None]:
+) -> tuple[list[str | Later | None], str | None]:
     """The answers; or, when not even one event gets through, why the broker is away.
 
     A line that is cut may be one event's doing (a message too large, say): then each is sent alone, and the one that
@@ -268,7 +295,7 @@ async def _publish_or_isolate(
         away = f"{type(error).__name__}: {error}"
     if len(wave) == 1:
         return [], away
-    answers: list[str | None] = []
+    answers: list[str | Later | None] = []
     for one in wave:
         if monotonic() > enough_at:
             return [], away
@@ -276,14 +303,19 @@ async def _publish_or_isolate(
             answers += await _publish(transport, [one])
         except (OSError, TimeoutError) as error:
             answers.append(f"{type(error).__name__}: {error}")
-            if len(answers) == 3 and all(answers):
+            if len(answers) == 3 and _all_failed(answers):
                 return [], away
-    return (answers, None) if not all(answers) else ([], away)
+    return (answers, None) if not _all_failed(answers) else ([], away)
 
 
-async def _publish(transport: Transport, wave: Sequence[Pending]) -> Sequence[str | None]:
+def _all_failed(answers: Sequence[str | Later | None]) -> bool:
+    """Whether not one shows that the broker is there: a topic that has to wait shows it, too."""
+    return all(isinstance(answer, str) for answer in answers)
+
+
+async def _publish(transport: Transport, wave: Sequence[Pending]) -> Sequence[str | Later | None]:
     readable: dict[int, Event] = {}
-    errors: dict[int, str | None] = {}
+    errors: dict[int, str | Later | None] = {}
     for one in wave:
         try:
             readable[one.seq] = as_event(one.row)

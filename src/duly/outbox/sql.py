@@ -46,7 +46,12 @@ SECONDS_TO_NEXT_EVENT = Statement("""
 SELECT extract(epoch FROM min(retry_at) - duly.now())::float8 FROM duly.outbox
 WHERE attempts > 0 AND failed_at IS NULL
 """)
-READ_CONSUMERS = Statement("SELECT name, patterns, ordered FROM duly.consumers WHERE enabled ORDER BY name")
+# Who gets its events from a broker (via) is none of the relay's business; except who was moved there while a batch was
+# on its way: those are told twice rather than not at all, and the inbox knows the second.
+READ_CONSUMERS = Statement("""
+SELECT name, patterns, ordered FROM duly.consumers
+WHERE enabled AND (via IS NULL OR name = ANY(CAST(:also AS text[]))) ORDER BY name
+""")
 COUNT_RELAYS = Statement("""
 SELECT greatest(1, count(*))::int FROM duly.processes
 WHERE kind = 'relay' AND seen_at > clock_timestamp() - interval '30 seconds'
@@ -92,6 +97,13 @@ UPDATE duly.outbox o SET attempts = o.attempts + 1, last_error = g.error,
 FROM unnest(CAST(:seqs AS bigint[]), CAST(:errors AS text[])) AS g(seq, error)
 WHERE o.seq = g.seq
 RETURNING o.id, o.topic, o.type, o.attempts, o.failed_at IS NOT NULL
+""")
+# Its topic is away: no attempt of the event's own. It waits a quarter of its age, 2 to 30 seconds.
+POSTPONE_EVENTS = Statement("""
+UPDATE duly.outbox o SET last_error = g.reason, retry_at = duly.now() + make_interval(
+    secs => least(greatest(extract(epoch FROM duly.now() - o.created_at)::float8 / 4, 2), 30))
+FROM unnest(CAST(:seqs AS bigint[]), CAST(:reasons AS text[])) AS g(seq, reason)
+WHERE o.seq = g.seq
 """)
 RAISE_ALERTS = Statement("""
 SELECT count(duly.alert('event_failed', a.subject, a.message))

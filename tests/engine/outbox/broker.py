@@ -1,8 +1,8 @@
 """A small broker on a real socket, in a thread of its own, and the transport that speaks to it.
 
 It writes down what it receives before it answers, and can be told to refuse, to stall, to answer too late or never.
-The protocol is one line of JSON a request ({"relay": ..., "events": [envelope, ...]}) and one a reply (null or an
-error for each event).
+The protocol is one line of JSON a request ({"relay": ..., "events": [envelope, ...]}) and one a reply (for each event
+null, an error, or {"later": why}).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from duly.brokers import Later
 from duly.messages import Event, to_cloudevent
 
 WAIT_SECONDS = 30.0
@@ -39,6 +40,7 @@ class Rules:
     """How the broker behaves at the moment."""
 
     refuse: dict[str, str] = field(default_factory=dict)  # aggregate or type: the error it is told
+    away: dict[str, str] = field(default_factory=dict)  # types that are not to be had now, and why
     hang_up_on: set[str] = field(default_factory=set)  # aggregates whose events make it cut the line, taking nothing
     refuse_share: float = 0.0
     drop_acks: int = 0  # so many requests are taken down, and the line is cut instead of an answer
@@ -142,7 +144,7 @@ class Broker:
         self._lines.discard(writer)
         writer.close()
 
-    async def _take(self, request: dict[str, Any]) -> list[str | None] | None:
+    async def _take(self, request: dict[str, Any]) -> list[Any] | None:
         relay, envelopes = request["relay"], request["events"]
         rules = self.rules
         self.requests.append([envelope["subject"] for envelope in envelopes])
@@ -166,7 +168,9 @@ class Broker:
             return None
         return answers
 
-    def _refusal(self, envelope: dict[str, Any]) -> str | None:
+    def _refusal(self, envelope: dict[str, Any]) -> str | dict[str, str] | None:
+        if envelope["type"] in self.rules.away:
+            return {"later": self.rules.away[envelope["type"]]}
         if self._random.random() < self.rules.refuse_share:
             return "503 try again"
         refuse = self.rules.refuse
@@ -206,7 +210,12 @@ class BrokerTransport:
         self._relay = relay
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def publish(self, events: Sequence[Event]) -> Sequence[str | None]:
+    async def check(self) -> None:
+        """Whether somebody is there."""
+        _, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        writer.close()
+
+    async def publish(self, events: Sequence[Event]) -> Sequence[str | Later | None]:
         """Send one request and wait for its answer."""
         try:
             if self._streams is None:
@@ -218,8 +227,7 @@ class BrokerTransport:
             line = await reader.readline()
             if not line:
                 raise ConnectionResetError("the broker hung up")
-            answers: list[str | None] = json.loads(line)
-            return answers
+            return [Later(answer["later"]) if isinstance(answer, dict) else answer for answer in json.loads(line)]
         except BaseException:
             await self.close()
             raise
