@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from duly.brokers import Later, Message
-from duly.brokers.sqs import SqsSource, SqsTransport, group_id, queue_name, setup, source, transport
+from duly.brokers.sqs import POLL_SECONDS, SqsSource, SqsTransport, group_id, queue_name, setup, source, transport
 from duly.brokers.sqs_client import Address, Client, parse_address
 from duly.brokers.wire import decode
 from duly.clock import monotonic
@@ -23,6 +23,7 @@ from duly.messages import Event
 from tests.brokers.server_sqs import SECRET, SqsServer
 
 TOPIC, OTHER = "shop.orders", "shop.returns"
+WAIT = 30  # seconds for something that comes at once
 
 
 def event(aggregate: str, *, number: int = 0, topic: str = TOPIC, text: str = "", id_: UUID | None = None) -> Event:
@@ -35,11 +36,15 @@ def moment() -> datetime:
 
 
 @pytest.fixture
-async def url(sqs: SqsServer, prefix: str) -> str:
+async def url(sqs: SqsServer, prefix: str) -> AsyncIterator[str]:
     """Two topics with their queues."""
-    made = await setup(sqs.url(prefix=prefix), topics=[TOPIC, OTHER], group="duly")
-    assert len(made) == 2
-    return sqs.url(prefix=prefix)
+    url = sqs.url(prefix=prefix, visibility=300)  # no test waits for it: sqs.order("expire")
+    assert len(await setup(url, topics=[TOPIC, OTHER], group="duly")) == 2
+    yield url
+    for opened in (*_PLAIN.values(), *_SENDERS.values()):
+        await opened.close()
+    _PLAIN.clear()
+    _SENDERS.clear()
 
 
 @asynccontextmanager
@@ -62,17 +67,23 @@ async def reading(url: str, *topics: str) -> AsyncIterator[SqsSource]:
 
 @asynccontextmanager
 async def plain(url: str) -> AsyncIterator[tuple[Any, str]]:
-    """AWS's own client, and the queue of TOPIC."""
-    client = Client(parse_address(url))
-    try:
-        yield await client._connected(), await client._url(queue_name(client.address, TOPIC))
-    finally:
-        await client.close()
+    """AWS's own client, and the queue of TOPIC; opening one takes long, so a test has one."""
+    client = _PLAIN.get(url)
+    if client is None:
+        client = _PLAIN[url] = Client(parse_address(url))
+    yield await client._connected(), await client._url(queue_name(client.address, TOPIC))
+
+
+_PLAIN: dict[str, Client] = {}
+
+
+_SENDERS: dict[str, SqsTransport] = {}
 
 
 async def publish(url: str, *events: Event) -> list[str | Later | None]:
-    async with publishing(url) as opened:
-        return await opened.publish(events)
+    if url not in _SENDERS:
+        _SENDERS[url] = transport(url)
+    return await _SENDERS[url].publish(events)
 
 
 def numbers(messages: Sequence[Message]) -> list[Any]:
@@ -161,7 +172,7 @@ async def test_what_is_read_is_what_was_published(url: str) -> None:
     odd = event("zażółć gęślą", text="\ufffe \uffff \x7f \u0001 \U0001f382 \"'<&>")
     assert await publish(url, odd) == [None]
     async with reading(url) as opened:
-        (message,) = await opened.receive(10, wait_seconds=5)
+        (message,) = await opened.receive(10, wait_seconds=WAIT)
         assert decode(message) == odd
         assert not {"\ufffe", "\uffff"} & set(message.body.decode())  # SQS would refuse them
         await opened.acknowledge([message])
@@ -270,10 +281,10 @@ async def test_an_outage_is_an_os_error_and_passes(sqs: SqsServer, url: str) -> 
     async with publishing(url) as opened, reading(url) as reader:
         assert await opened.publish([event("a", number=1)]) == [None]
         sqs.kill()
-        with pytest.raises(OSError, match="cannot be reached"):
+        with pytest.raises(OSError, match=r"cannot be reached|did not answer"):
             await opened.publish([event(f"o{number}") for number in range(30)])
-        with pytest.raises(OSError, match="cannot be reached"):
-            await reader.receive(10, wait_seconds=1)
+        with pytest.raises(OSError, match=r"cannot be reached|did not answer"):
+            await reader.receive(10, wait_seconds=WAIT)
         sqs.start()
         assert await opened.publish([event("b", number=2)]) == [None]
         assert numbers(await _receive(reader, 2)) == [1, 2]
@@ -281,7 +292,7 @@ async def test_an_outage_is_an_os_error_and_passes(sqs: SqsServer, url: str) -> 
 
 async def _receive(opened: SqsSource, count: int) -> list[Message]:
     found: list[Message] = []
-    until = monotonic() + 20
+    until = monotonic() + 2 * WAIT
     while len(found) < count and monotonic() < until:
         found += await opened.receive(100, wait_seconds=1)
     return found
@@ -295,16 +306,16 @@ async def test_what_is_acknowledged_is_gone_and_what_is_not_comes_again_in_order
         await publish(url, event("a", number=number))
     await publish(url, event("b", number=9))
     async with reading(url) as opened:
-        first = await opened.receive(100, wait_seconds=5)
+        first = await opened.receive(100, wait_seconds=WAIT)
         assert numbers(first) == [1, 2, 3, 9]
         await opened.release(first)
-        again = await opened.receive(100, wait_seconds=5)
+        again = await opened.receive(100, wait_seconds=WAIT)
         assert numbers(again) == [1, 2, 3, 9]
         await opened.acknowledge(again[:1] + again[3:])
         await opened.resume({})  # begin again: what is not acknowledged comes again
-        assert numbers(await opened.receive(100, wait_seconds=5)) == [2, 3]
+        assert numbers(await opened.receive(100, wait_seconds=WAIT)) == [2, 3]
     async with reading(url) as opened:  # closing left them to others at once
-        rest = await opened.receive(100, wait_seconds=2)
+        rest = await opened.receive(100, wait_seconds=WAIT)
         assert numbers(rest) == [2, 3]
         await opened.acknowledge(rest)
     assert await attribute(url, "ApproximateNumberOfMessages") == 0
@@ -317,9 +328,9 @@ async def test_a_visibility_time_out_that_runs_out_while_storing_brings_the_same
     for number in range(1, 4):
         await publish(url, event("a", number=number))
     async with reading(url) as slow, reading(url) as quick:
-        late = await slow.receive(100, wait_seconds=5)
+        late = await slow.receive(100, wait_seconds=WAIT)
         sqs.order("expire")
-        again = await quick.receive(100, wait_seconds=5)
+        again = await quick.receive(100, wait_seconds=WAIT)
         assert [decode(message) for message in again] == [decode(message) for message in late]
         await slow.acknowledge(late)  # refused by SQS, for it is no longer ours; nothing is lost and nothing raised
         assert await attribute(url, "ApproximateNumberOfMessagesNotVisible") == 3
@@ -335,9 +346,9 @@ async def test_what_came_while_nobody_asked_is_given_back_before_its_time_is_ove
         await publish(url, event("a", number=1))
         (poll,) = opened._polls.values()
         await asyncio.wait([poll], timeout=10)
-        old = replace(poll.result(), at=monotonic() - 3)  # of five seconds, too many have gone
+        old = replace(poll.result(), at=monotonic() - 151)  # more than half of its time has gone
         opened._polls = dict.fromkeys(opened._polls, asyncio.create_task(_value(old)))
-        found = await opened.receive(10, wait_seconds=10)
+        found = await opened.receive(10, wait_seconds=WAIT)
         assert numbers(found) == [1]
         assert found[0].token != old.messages[0].token
         await opened.acknowledge(found)
@@ -354,19 +365,19 @@ async def test_waiting_is_long_and_has_a_bound(sqs: SqsServer, url: str) -> None
         sqs.order("calls")
         began = monotonic()
         assert await opened.receive(10, wait_seconds=2) == []
-        assert 1.9 < monotonic() - began < 4
+        assert 1.9 < monotonic() - began < 2 + WAIT
         assert sqs.order("calls").count("ReceiveMessage") <= 4
-        waiting = asyncio.create_task(opened.receive(10, wait_seconds=15))
+        waiting = asyncio.create_task(opened.receive(10, wait_seconds=WAIT))
         await publish(url, event("a", number=7, topic=OTHER))
-        began = monotonic()
         assert numbers(await waiting) == [7]
-        assert monotonic() - began < 4  # the other queue's request is not waited for
+        (poll,) = opened._polls.values()
+        assert not poll.done() or monotonic() - began > 2 + POLL_SECONDS  # the other queue was not waited for
 
 
 async def test_no_more_is_in_flight_than_was_asked_for_and_ten_of_each_queue(url: str) -> None:
     await publish(url, *[event(f"o{number}", number=number) for number in range(60)])
     async with reading(url) as opened:
-        first = await opened.receive(25, wait_seconds=5)
+        first = await opened.receive(25, wait_seconds=WAIT)
         assert len(first) == 25
         assert await attribute(url, "ApproximateNumberOfMessagesNotVisible") <= 35
         assert await opened.lag() == 60 - await attribute(url, "ApproximateNumberOfMessagesNotVisible")
@@ -380,7 +391,7 @@ async def test_two_readers_share_the_groups_and_never_one_group(url: str) -> Non
     for number in range(3):
         await publish(url, *[event(f"g{group}", number=number) for group in range(12)])
     async with reading(url) as one, reading(url) as other:
-        ours, theirs = await one.receive(10, wait_seconds=5), await other.receive(100, wait_seconds=5)
+        ours, theirs = await one.receive(10, wait_seconds=WAIT), await other.receive(100, wait_seconds=WAIT)
         groups = [{decode(message).aggregate_id for message in batch} for batch in (ours, theirs)]
         assert groups[0]
         assert groups[1]
@@ -406,9 +417,9 @@ async def test_a_reader_that_is_throttled_says_so_and_goes_on(sqs: SqsServer, ur
         await publish(url, event("a", number=1))
         sqs.answer("ReceiveMessage", 503, "ServiceUnavailable")
         with pytest.raises(OSError, match="asks us to wait: ServiceUnavailable"):
-            await opened.receive(10, wait_seconds=1)
+            await opened.receive(10, wait_seconds=WAIT)
         opened._rests.clear()  # five seconds later
-        assert numbers(await opened.receive(10, wait_seconds=5)) == [1]
+        assert numbers(await opened.receive(10, wait_seconds=WAIT)) == [1]
 
 
 async def test_an_acknowledgement_that_sqs_does_not_take_is_told_by_their_coming_again(
@@ -416,11 +427,11 @@ async def test_an_acknowledgement_that_sqs_does_not_take_is_told_by_their_coming
 ) -> None:
     async with reading(url) as opened:
         await publish(url, event("a", number=1))
-        found = await opened.receive(10, wait_seconds=5)
+        found = await opened.receive(10, wait_seconds=WAIT)
         sqs.answer("DeleteMessageBatch", 503, "ServiceUnavailable")
         await opened.acknowledge(found)
         sqs.order("expire")
-        again = await opened.receive(10, wait_seconds=5)
+        again = await opened.receive(10, wait_seconds=WAIT)
         assert numbers(again) == [1]
         await opened.acknowledge(again)
     assert await attribute(url, "ApproximateNumberOfMessages") == 0
@@ -435,7 +446,7 @@ async def test_a_strangers_text_comes_as_it_is_even_when_it_is_no_text(url: str)
                                    "raw": {"DataType": "Binary", "BinaryValue": b"\x00"}},
             )  # fmt: skip
     async with reading(url) as opened:
-        found = await opened.receive(10, wait_seconds=5)
+        found = await opened.receive(10, wait_seconds=WAIT)
         assert [message.body for message in found] == [b"no JSON", b'{"a": "\\ud800"}']
         assert found[0].headers == {"ce_id": "17"}
         assert found[0].topic == TOPIC
@@ -453,7 +464,7 @@ async def test_credentials_that_have_expired_are_told_without_the_secret(sqs: Sq
             with pytest.raises(Refused, match=r"does not accept our credentials \(ExpiredToken") as refused:
                 await attempt
             assert SECRET not in repr(refused.value)
-        for act in (opened.publish([event("a")]), reader.receive(10, wait_seconds=1)):
+        for act in (opened.publish([event("a")]), reader.receive(10, wait_seconds=WAIT)):
             with pytest.raises(PermissionError, match="renew them") as denied:
                 await act
             assert SECRET not in repr(denied.value)

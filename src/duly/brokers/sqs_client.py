@@ -24,6 +24,7 @@ from duly.errors import Invalid, Refused
 CONNECT_SECONDS = 3
 READ_SECONDS = 10
 CALL_SECONDS = 12.0
+OPEN_SECONDS = 30.0
 CONNECTIONS = 32
 REMEMBER_SECONDS = 60.0  # how long a queue's largest message is believed
 VISIBILITY_SECONDS = range(5, 601)
@@ -207,8 +208,8 @@ class Client:
     async def _call(self, operation: str, name: str, **arguments: Any) -> Any:
         """One request; no more than a bounded time, and none of the client's own repeats."""
         try:
+            client = await self._connected()
             async with asyncio.timeout(CALL_SECONDS):
-                client = await self._connected()
                 return await getattr(client, operation)(**arguments)
         except boto.ClientError as error:
             raise _refusal(error, name) from None
@@ -219,7 +220,7 @@ class Client:
         except boto.BotoCoreError as error:
             raise ConnectionError(f"SQS in {self._place()} cannot be reached: {type(error).__name__}") from None
         except TimeoutError:
-            raise TimeoutError(f"SQS in {self._place()} did not answer in {CALL_SECONDS:.0f} s") from None
+            raise TimeoutError(f"SQS in {self._place()} did not answer in time") from None
 
     async def _connected(self) -> Any:
         async with self._opening:
@@ -230,11 +231,11 @@ class Client:
                     max_pool_connections=CONNECTIONS,
                     retries={"total_max_attempts": 1, "mode": "standard"},
                 )
-                self._client = await self._open.enter_async_context(
-                    get_session().create_client(
-                        "sqs", region_name=self.address.region, endpoint_url=self.address.endpoint, config=config
-                    )
+                made = get_session().create_client(
+                    "sqs", region_name=self.address.region, endpoint_url=self.address.endpoint, config=config
                 )
+                async with asyncio.timeout(OPEN_SECONDS):  # a role's credentials may come over the network
+                    self._client = await self._open.enter_async_context(made)
             return self._client
 
     def _place(self) -> str:
