@@ -12,9 +12,11 @@ from uuid import UUID
 
 from fastapi import APIRouter
 
+from duly.brokers.connect import broker_names
 from duly.db import Database, Statement, Tx, fetch
 from duly.errors import Invalid
 from duly.inbox.receive import JOB_PREFIX, Consumer, check_consumer
+from duly.inbox.store import RECEIVE_PREFIX, create_receive_handler
 from duly.jobs.handlers import DEFAULT_MAX_RETRIES, Handler, JobContext, TxKind, read_signature
 from duly.jobs.outcomes import Done
 from duly.jobs.schedule import backoff_seconds
@@ -105,9 +107,11 @@ class Duly:
     """Writes sample data, if there is none; ``duly up`` calls it on an embedded server."""
 
     def __post_init__(self) -> None:
-        """The engine's own clean-up jobs, and its webhooks, come with every application."""
+        """The engine's own clean-up jobs, its webhooks and its brokers come with every application."""
         register_maintenance(self)
         register_webhooks(self)
+        for name in broker_names():
+            self._add(create_receive_handler(name))
 
     @property
     def consumers(self) -> list[Consumer]:
@@ -134,8 +138,11 @@ class Duly:
         writes and the job's completion are then one commit. Without one, do calls to the outside.
         """
         check_name("job name", name)
-        if name.startswith(JOB_PREFIX) or len(name) > 100:
-            raise Invalid(f"{name!r} cannot name a job: at most 100 characters, and not starting with {JOB_PREFIX!r}")
+        if name.startswith((JOB_PREFIX, RECEIVE_PREFIX)) or len(name) > 100:
+            raise Invalid(
+                f"{name!r} cannot name a job: at most 100 characters, and not starting with {JOB_PREFIX!r} or "
+                f"{RECEIVE_PREFIX!r}"
+            )
         if not 1 <= group <= 1_000:
             raise Invalid(f"job {name!r}: group={group}, give 1 to 1000")
         if limit is not None and not 1 <= limit <= 10_000:
@@ -261,6 +268,11 @@ def register_maintenance(app: Duly) -> None:
     @app.job("duly.forget-processed-events")
     async def forget_processed_events(tx: Tx) -> Done:
         return Done(await maintenance.forget_processed_events(tx, days=settings.keep_processed_days))
+
+    @app.job("duly.forget-received")
+    async def forget_received(tx: Tx) -> Done:
+        days = max(settings.keep_events_days, settings.keep_processed_days)
+        return Done(await maintenance.forget_received(tx, days=days))
 
     @app.job("duly.forget-idempotency-keys")
     async def forget_idempotency_keys(tx: Tx) -> Done:

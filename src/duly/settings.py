@@ -58,6 +58,13 @@ class Settings(BaseSettings):
     relay_batch: int = Field(default=100, ge=1, le=10_000)
     publish_attempts: int = Field(default=5, ge=1, le=100)
 
+    broker: SecretStr = SecretStr("")  # where the relay publishes to; empty: PostgreSQL is enough
+    receive: SecretStr = SecretStr("")  # what a receiver reads; empty: nothing
+    receive_topics: Annotated[tuple[str, ...], NoDecode] = ()  # empty: those of the events that are declared
+    receive_group: str = Field(default="duly", pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,59}$")
+    receive_batch: int = Field(default=200, ge=1, le=10_000)
+    receive_ahead: int = Field(default=10_000, ge=1, le=10_000_000)
+
     keep_events_days: int = Field(default=30, ge=1)
     keep_executions_days: int = Field(default=30, ge=1)
     keep_processed_days: int = Field(default=30, ge=1)
@@ -76,7 +83,7 @@ class Settings(BaseSettings):
         """Database sessions of the deliveries: each needs one for milliseconds, before and after it is sent."""
         return min(self.webhook_concurrency, 10)
 
-    @field_validator("oidc_role_clients", "webhook_allow_private", mode="before")
+    @field_validator("oidc_role_clients", "webhook_allow_private", "receive_topics", mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:
         """A comma-separated list, or one in JSON."""

@@ -187,7 +187,7 @@ def test_many_processes_may_migrate_at_once(empty: str) -> None:
             assert process.stdout.readline() == "ready\n"
     # The gate is open, and all of them are past their imports: now they race.
     assert [finish(process) for process in processes] == [(0, "")] * 3
-    assert rows(empty, "SELECT version_num FROM duly.schema_version") == [("0007",)]
+    assert rows(empty, "SELECT version_num FROM duly.schema_version") == [("0008",)]
     check_schema(empty)
 
 
@@ -200,7 +200,7 @@ def write_migrations(directory: Path, statement: str) -> Path:
     source = f"""
     from alembic import op
 
-    revision, down_revision, branch_labels, depends_on = "next", "0007", None, None
+    revision, down_revision, branch_labels, depends_on = "next", "0008", None, None
 
 
     def upgrade() -> None:

@@ -5,16 +5,52 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import cast
 
 from duly.brokers import Source, Transport
-from duly.errors import Refused
+from duly.errors import Invalid, Refused
 
-# What an address begins with (a part after + is the module's own: kafka+ssl, sqs+http), and the module, which is also
-# the name of the extra that brings its client.
-MODULES = {"kafka": "kafka", "nats": "nats", "amqp": "rabbitmq", "amqps": "rabbitmq", "sqs": "sqs"}
 _SCHEME = re.compile(r"([a-z]+)(\+[a-z]+)?://")
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A kind of broker: its name (in ``duly.consumers.via``, metrics and job names), its module, and its extra."""
+
+    name: str
+    module: str
+    extra: str = ""
+
+
+# By what an address begins with; a part after + is the module's own, as in kafka+ssl:// or sqs+http://.
+_BROKERS = {
+    "kafka": Broker("kafka", "duly.brokers.kafka", "kafka"),
+    "nats": Broker("nats", "duly.brokers.nats", "nats"),
+    "amqp": Broker("rabbitmq", "duly.brokers.rabbitmq", "rabbitmq"),
+    "amqps": Broker("rabbitmq", "duly.brokers.rabbitmq", "rabbitmq"),
+    "sqs": Broker("sqs", "duly.brokers.sqs", "sqs"),
+}
+
+
+def register_broker(scheme: str, *, name: str, module: str) -> None:
+    """Add a kind of broker: ``module`` has ``transport``, ``source`` and ``setup`` as ours do.
+
+    Call it before the application is made, so that it can run again what was buried.
+    """
+    if not _SCHEME.fullmatch(f"{scheme}://") or not _NAME.fullmatch(name):
+        raise Invalid(f"{scheme!r} and {name!r} cannot name a broker: use lower-case letters")
+    known = _BROKERS.get(scheme)
+    if known is not None and (known.name, known.module) != (name, module):
+        raise Invalid(f"the scheme {scheme!r} is taken by {known.name}")
+    _BROKERS[scheme] = Broker(name, module)
+
+
+def broker_names() -> list[str]:
+    """Every kind of broker there is."""
+    return sorted({broker.name for broker in _BROKERS.values()})
 
 
 def transport(url: str) -> Transport:
@@ -33,13 +69,8 @@ async def setup(url: str, *, topics: Sequence[str], group: str) -> list[str]:
 
 
 def broker_name(url: str) -> str:
-    """What the broker is called: in ``duly.consumers.via``, in metrics, and in job names."""
-    found = _SCHEME.match(url)
-    if found is None or found[1] not in MODULES:
-        raise Refused(
-            f"the address of the broker cannot be used: it begins with one of {', '.join(f'{s}://' for s in MODULES)}"
-        )
-    return MODULES[found[1]]
+    """The name of the broker that this address is one of."""
+    return _find(url).name
 
 
 def shown(url: str) -> str:
@@ -48,13 +79,21 @@ def shown(url: str) -> str:
     return f"{scheme}://{re.split('[/?#]', rest.rpartition('@')[2])[0]}"
 
 
+def _find(url: str) -> Broker:
+    found = _SCHEME.match(url)
+    if found is None or found[1] not in _BROKERS:
+        schemes = ", ".join(f"{scheme}://" for scheme in _BROKERS)
+        raise Refused(f"the address of the broker cannot be used: it begins with one of {schemes}")
+    return _BROKERS[found[1]]
+
+
 def _module(url: str) -> ModuleType:
-    name = broker_name(url)
+    broker = _find(url)
     try:
-        return importlib.import_module(f"duly.brokers.{name}")
+        return importlib.import_module(broker.module)
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("duly"):
+        if broker.module.startswith(error.name or "?") or not broker.extra:
             raise
         raise Refused(
-            f"{name} needs a client that is not installed ({error.name}): pip install 'duly[{name}]'"
+            f"{broker.name} needs a client that is not installed ({error.name}): pip install 'duly[{broker.extra}]'"
         ) from None

@@ -122,7 +122,7 @@ def _as_event(attributes: Mapping[str, Any], data: Any, topic: str) -> Event:
     return Event(
         id=_id(id_, source),
         type=type_,
-        topic=topic or _topic(source),
+        topic=check_text(topic, "the topic") if topic else _topic(source),
         aggregate_id=aggregate,
         payload=payload,
         headers=_headers(attributes),

@@ -15,7 +15,7 @@ from alembic.util import CommandError
 from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 
-from duly.cli import catch, database, operate, parts, sandbox, webhooks
+from duly.cli import brokers, catch, database, operate, parts, sandbox, webhooks
 from duly.db import is_disconnect
 from duly.errors import DulyError
 
@@ -25,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for family in (parts, database, operate, webhooks, sandbox, catch):
+for family in (parts, database, operate, brokers, webhooks, sandbox, catch):
     family.register(app)
 
 

@@ -1,4 +1,4 @@
-"""``duly up``, and each of its parts alone: api, worker, relay, scheduler."""
+"""``duly up``, and each of its parts alone: api, worker, relay, scheduler, receive."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ DUTIES = ("worker", "relay", "scheduler")
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    for command in (up, api, worker, relay, scheduler):
+    for command in (up, api, worker, relay, scheduler, receive):
         app.command()(command)
 
 
 def up(app: App = None) -> None:
-    """Start everything in one process: PostgreSQL unless you have one, api, worker, relay, scheduler."""
+    """Start everything in one process: PostgreSQL unless you have one, api, worker, relay, scheduler, receiver."""
     settings = begin(app=app)
     with bind(settings) as listener, sole_tenant(settings), database_address(settings) as dsn:
         migrate_all(dsn, find_app(settings.app))
         with_samples = settings.env == "development" and settings.wants_embedded()
-        run_async(run_forever(dsn, settings, DUTIES, listener=listener, with_samples=with_samples))
+        duties = (*DUTIES, "receiver") if settings.receive.get_secret_value() else DUTIES
+        run_async(run_forever(dsn, settings, duties, listener=listener, with_samples=with_samples))
 
 
 def api(app: App = None) -> None:
@@ -71,6 +72,11 @@ def relay(app: App = None, once: Once = False) -> None:
 def scheduler(app: App = None, once: Once = False) -> None:
     """Turn schedules into jobs."""
     _run_duty("scheduler", begin(app=app), once=once)
+
+
+def receive(app: App = None, once: Once = False) -> None:
+    """Receive events from the broker that DULY_RECEIVE names."""
+    _run_duty("receiver", begin(app=app), once=once)
 
 
 def _run_duty(kind: str, settings: Settings, *, once: bool) -> None:

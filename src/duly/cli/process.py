@@ -18,11 +18,13 @@ import typer
 from duly.auth.issuer import MOUNT, Issuer, create_issuer_router
 from duly.auth.issuer_codes import PEOPLE
 from duly.auth.setup import create_verifier
+from duly.brokers import Source, Transport, connect
 from duly.console.app import mount_console
 from duly.db import Database
 from duly.duty import Duty
 from duly.errors import Refused
 from duly.http.api import create_api, create_health_api
+from duly.messages import check_name, declared_events
 from duly.runtime import preflight
 from duly.runtime.discover import find_app
 from duly.runtime.supervisor import Supervisor, create_server, stop_on_signals, watch_parent
@@ -121,7 +123,9 @@ async def run_once(dsn: str, settings: Settings, kind: str) -> None:
     async with open_database(dsn, settings) as db:
         await preflight.check(db, app)
         await app.prepare(db)
-        cycles = [await duty.run_once() for duty in create_duties(kind, db, app)]
+        duties = create_duties(kind, db, app)
+        await _check_brokers(duties)
+        cycles = [await duty.run_once() for duty in duties]
     facts: dict[str, Any] = {}
     for cycle in cycles:
         for name, fact in cycle.facts.items():
@@ -150,6 +154,7 @@ async def run_forever(
                 await db.run(app.samples)
             wakeup = Wakeup(db) if kinds else None
             duties = [duty for kind in kinds for duty in create_duties(kind, db, app, wakeup)]
+            await _check_brokers(duties)
             server, announcing = None, None
             if listener is not None and serves_routes:
                 api = build_api(db, duties, settings, app, port=listener.getsockname()[1], stop=stop)
@@ -171,13 +176,17 @@ async def run_forever(
 
 
 def create_duties(kind: str, db: Database, app: Duly, wakeup: Wakeup | None = None) -> list[Duty]:
-    """A relay, a scheduler, or workers: webhooks have slots of their own, so that a slow receiver delays no job."""
+    """What one part does: workers are two, as webhooks have slots of their own, so that a slow one delays no job."""
+    from duly.inbox.receiver import Receiver
     from duly.jobs.worker import Worker
     from duly.outbox.relay import Relay
     from duly.schedules.tick import Scheduler
 
     if kind == "relay":
-        return [Relay(db, wakeup=wakeup)]
+        transport = create_transport(db.settings) if db.settings.broker.get_secret_value() else None
+        return [Relay(db, wakeup=wakeup, transport=transport)]
+    if kind == "receiver":
+        return [Receiver(db, create_source(db.settings))]
     if kind == "scheduler":
         return [Scheduler(db, wakeup=wakeup)]
     sending = {name: handler for name, handler in app.handlers.items() if name == DELIVER_JOB}
@@ -190,6 +199,34 @@ def create_duties(kind: str, db: Database, app: Duly, wakeup: Wakeup | None = No
             pool_size=db.settings.webhook_sessions, elsewhere=working,
         ),
     ]  # fmt: skip
+
+
+def create_transport(settings: Settings) -> Transport:
+    """What the relay publishes to."""
+    return connect.transport(settings.broker.get_secret_value())
+
+
+def create_source(settings: Settings) -> Source:
+    """What a receiver reads."""
+    url = settings.receive.get_secret_value()
+    if not url:
+        raise Refused("there is nothing to receive from: set DULY_RECEIVE to a broker's address")
+    return connect.source(url, topics=receive_topics(settings), group=settings.receive_group)
+
+
+def receive_topics(settings: Settings) -> list[str]:
+    """The topics that were asked for, or those of every event that the application declares."""
+    topics = sorted(settings.receive_topics or {kind.event_topic for kind in declared_events().values()})
+    if not topics:
+        raise Refused("no event is declared, so there are no topics to receive: set DULY_RECEIVE_TOPICS")
+    return [check_name("topic", topic) for topic in topics]
+
+
+async def _check_brokers(duties: Sequence[Duty]) -> None:
+    for duty in duties:
+        broker = getattr(duty, "transport", None) or getattr(duty, "source", None)
+        if broker is not None:
+            await preflight.check_broker(broker)
 
 
 def build_api(

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from duly.db import Statement, fetch, fetch_sync, load_json
 from duly.errors import Invalid
+from duly.inbox.sql import LOAD_RECEIVED
 from duly.jobs.handlers import Handler, Job
 from duly.messages import Event
 
@@ -37,7 +38,7 @@ DELETE FROM duly.processed_events WHERE consumer = CAST(:consumer AS text) AND e
 
 @dataclass
 class Consumer(Handler):
-    """A handler of events. Its jobs are made by the relay, one for each event that a pattern matches."""
+    """A handler of events. The relay, or a receiver, makes its jobs: one for each event that a pattern matches."""
 
     consumer: str = ""
     patterns: list[str] = field(default_factory=list)
@@ -45,10 +46,13 @@ class Consumer(Handler):
     keeps_patterns: bool = False  # its row in duly.consumers is kept by whoever knows what is wanted
 
     async def load(self, connection: Any, jobs: Sequence[Job]) -> None:
-        """Give each job its event, in one statement."""
+        """Give each job its event, in one statement; in two, where a broker brought some."""
         ids = [job.event_id for job in jobs if job.event_id is not None]
         rows = await fetch(connection, LOAD_EVENTS, consumer=self.consumer, ids=ids)
         found = {row[0]: row for row in rows}
+        if missing := [id_ for id_ in ids if id_ not in found]:
+            rows = await fetch(connection, LOAD_RECEIVED, consumer=self.consumer, ids=missing)
+            found |= {row[0]: row for row in rows}
         for job in jobs:
             row = found.get(job.event_id)
             if row is None:
@@ -86,6 +90,15 @@ def as_event(row: Sequence[Any]) -> Event:
 def matches(pattern: str, *, type_: str, topic: str) -> bool:
     """Whether a consumer's pattern (``quality.*``) fits the event's type or its topic."""
     return fnmatch.fnmatchcase(type_, pattern) or fnmatch.fnmatchcase(topic, pattern)
+
+
+def wanting(consumers: Sequence[Sequence[Any]], *, type_: str, topic: str) -> list[tuple[str, bool]]:
+    """Which of the consumers (name, patterns, ordered) want such an event, and whether in order."""
+    return [
+        (name, ordered)
+        for name, patterns, ordered in consumers
+        if any(matches(pattern, type_=type_, topic=topic) for pattern in patterns)
+    ]
 
 
 def check_consumer(name: str, patterns: Sequence[str]) -> None:

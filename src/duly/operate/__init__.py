@@ -5,6 +5,7 @@ from __future__ import annotations
 from duly.operate.actions import ACTIONS, Action, Arguments, Result, perform, register
 from duly.operate.alerts import Alert, list_alerts, resolve_alert
 from duly.operate.audit import AuditEntry, list_audit, write_audit
+from duly.operate.consumers import ConsumerRow, Move, list_consumers, move_consumer
 from duly.operate.counts import Count
 from duly.operate.dead_letters import (
     DeadLetter,
@@ -37,11 +38,13 @@ __all__ = [
     "Alert",
     "Arguments",
     "AuditEntry",
+    "ConsumerRow",
     "Count",
     "DeadLetter",
     "DeadLetterGroup",
     "EventEntry",
     "Execution",
+    "Move",
     "QueuedJob",
     "Result",
     "Status",
@@ -56,11 +59,13 @@ __all__ = [
     "group_dead_letters",
     "list_alerts",
     "list_audit",
+    "list_consumers",
     "list_dead_letters",
     "list_events",
     "list_executions",
     "list_jobs",
     "list_processes",
+    "move_consumer",
     "perform",
     "read_now",
     "register",

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from duly.db import Tx, load_json
 from duly.errors import Fault, Invalid, NotFound
-from duly.operate import alerts, dead_letters, events, jobs
+from duly.operate import alerts, consumers, dead_letters, events, jobs
 from duly.operate.arguments import BULK_LIMIT, LARGEST_ID, TEXT_LIMIT
 from duly.operate.counts import Count
 from duly.operate.words import plural
@@ -179,6 +179,13 @@ class OfSchedule(Arguments):
     name: Text
 
 
+class ConsumerMove(Arguments):
+    """Where a consumer's events are to come from: a broker's name, or - for the relay."""
+
+    name: Text
+    via: Text
+
+
 class NewSchedule(Arguments):
     """A schedule to be added."""
 
@@ -276,6 +283,16 @@ async def _resolve_alert(tx: Tx, given: OfRow, actor: str, reason: str | None) -
     return Result(f"resolved alert {given.id}")
 
 
+async def _move_consumer(tx: Tx, given: ConsumerMove, actor: str, reason: str | None) -> Result:
+    via = None if given.via.strip() == consumers.RELAY else given.via.strip()
+    move = await consumers.move_consumer(tx, given.name, via=via, actor=actor, reason=reason)
+    before, after = (one or "the relay" for one in (move.before, move.after))
+    said = f"{given.name} gets its events from {after} now, no longer from {before}"
+    if move.underway:
+        said += f"; {plural(move.underway, 'event')} on their way were delivered here"
+    return Result(said, facts={"underway": move.underway})
+
+
 async def _add_schedule(tx: Tx, given: NewSchedule, actor: str, reason: str | None) -> Result:
     values = {name: getattr(given, name) for name in NewSchedule.model_fields}
     return _said("added", await schedules.add_schedule(tx, **values, actor=actor, reason=reason))
@@ -339,6 +356,10 @@ for _action in (
     Action(
         "alerts.resolve", "Close an alert; the same trouble opens a new one.",
         OfRow, _resolve_alert, verb="Resolve",
+    ),
+    Action(
+        "consumers.via", "Let a consumer's events come from a broker, or from the relay (-); none is missed.",
+        ConsumerMove, _move_consumer, True, verb="Move",
     ),
     Action("schedules.add", "Add a schedule.", NewSchedule, _add_schedule, verb="Add schedule"),
     Action(

@@ -16,6 +16,7 @@ from duly.operate.words import plural
 
 RESOLVED_ALERT_DAYS = 90
 SILENT_PROCESS_DAYS = 1
+IDLE_CURSOR_DAYS = 365
 BATCH = 5_000
 BATCHES = 20
 MAX_DAYS_AHEAD = 399
@@ -59,6 +60,17 @@ async def forget_processed_events(tx: Tx, *, days: int, batch: int = BATCH, batc
     if more:
         await _go_on(tx, "duly.forget-processed-events")
     return _forgot(plural(gone, "processed event"), more)
+
+
+async def forget_received(tx: Tx, *, days: int, batch: int = BATCH, batches: int = BATCHES) -> str:
+    """Forget what brokers brought, unless a job or dead letter needs it, and cursors of streams long gone."""
+    gone, more = await _in_batches(tx, sql.FORGET_RECEIVED, days=_days(days), batch=batch, batches=batches)
+    cursors, more_cursors = await _in_batches(
+        tx, sql.FORGET_CURSORS, days=IDLE_CURSOR_DAYS, batch=batch, batches=batches
+    )
+    if more or more_cursors:
+        await _go_on(tx, "duly.forget-received")
+    return _forgot(f"{plural(gone, 'received event')} and {plural(cursors, 'cursor')}", more or more_cursors)
 
 
 async def forget_idempotency_keys(tx: Tx, *, batch: int = BATCH, batches: int = BATCHES) -> str:

@@ -47,6 +47,30 @@ WITH gone AS (
     RETURNING 1)
 SELECT count(*)::int FROM gone
 """)
+FORGET_RECEIVED = Statement("""
+WITH gone AS (
+    DELETE FROM duly.received WHERE ctid = ANY(ARRAY(
+        SELECT r.ctid FROM duly.received r
+        WHERE r.received_at < duly.now() - make_interval(days => CAST(:days AS int))
+          AND NOT EXISTS (SELECT 1 FROM duly.jobs j WHERE j.event_id = r.id)
+          AND NOT EXISTS (SELECT 1 FROM duly.dead_letters d WHERE d.event_id = r.id)
+        LIMIT CAST(:batch AS int)))
+    RETURNING 1)
+SELECT count(*)::int FROM gone
+""")
+# Without its cursor a stream is read from its beginning: those that moved last are kept, however long ago that was.
+FORGET_CURSORS = Statement("""
+WITH gone AS (
+    DELETE FROM duly.cursors WHERE (via, shard) IN (
+        SELECT old.via, old.shard
+        FROM (SELECT c.via, c.shard, c.moved_at,
+                     row_number() OVER (PARTITION BY c.via ORDER BY c.moved_at DESC) AS place
+              FROM duly.cursors c) AS old
+        WHERE old.place > 100 AND old.moved_at < duly.now() - make_interval(days => CAST(:days AS int))
+        LIMIT CAST(:batch AS int))
+    RETURNING 1)
+SELECT count(*)::int FROM gone
+""")
 # An operator who works on one right now keeps it.
 CHOOSE_OLD_DEAD_LETTERS = Statement("""
 SELECT id FROM duly.dead_letters

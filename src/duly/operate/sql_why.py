@@ -111,6 +111,11 @@ SELECT id, seq, type, topic, aggregate_id, CASE WHEN failed_at IS NULL THEN 'PEN
     + _EVENT_ORIGIN
     + " FROM duly.outbox WHERE id = CAST(:id AS uuid) LIMIT 1"
 )
+FIND_ARRIVALS = Statement("""
+SELECT type, topic, aggregate_id, created_at, headers->>'correlation_id', headers->>'causation_id', via, position,
+       received_at
+FROM duly.received WHERE id = CAST(:id AS uuid) ORDER BY received_at, via LIMIT CAST(:limit AS int)
+""")
 FIND_HOLDER = Statement("""
 SELECT id, failed_at, retry_at, last_error FROM duly.outbox
 WHERE aggregate_id = CAST(:aggregate_id AS text) AND seq < CAST(:seq AS bigint)

@@ -45,10 +45,28 @@ class EventFacts:
     causation_id: str | None
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """One event as a broker brought it, without its payload."""
+
+    type: str
+    topic: str
+    aggregate_id: str
+    created_at: datetime
+    correlation_id: str | None
+    causation_id: str | None
+    via: str
+    position: str
+    received_at: datetime
+
+
 async def why_event(look: Look, id: UUID) -> list[str]:
     """Everything known about one event; nothing when no table holds it."""
     event = await _find(look, id)
     audit = await say_audit(look, f"event:{id}")
+    arrivals = [Arrival(*row) for row in await look.fetch(sql.FIND_ARRIVALS, id=id, limit=SHOWN)]
+    if event is None and arrivals:
+        return await _why_received(look, id, arrivals) + audit
     if event is None:
         return [f"Event {id} is gone; only the record of it is left.", *audit] if audit else []
     said = [
@@ -56,12 +74,32 @@ async def why_event(look: Look, id: UUID) -> list[str]:
         f"{when(event.created_at, look.now)}."
     ]
     if event.status == "PUBLISHED":
-        said += [_say_published(event, look.now), *await _say_deliveries(look, event)]
+        said += [_say_published(event, look.now), *_say_arrivals(look, arrivals, "It came back")]
+        said += await _say_deliveries(look, event.id, event.aggregate_id)
     elif event.status == "FAILED":
         said += await _say_failed(look, event)
     else:
         said += await _say_pending(look, event)
     return said + say_origin(correlation_id=event.correlation_id, causation_id=event.causation_id) + audit
+
+
+async def _why_received(look: Look, id: UUID, arrivals: Sequence[Arrival]) -> list[str]:
+    """Somebody else's event, or one of ours whose history is dropped."""
+    first = arrivals[0]
+    return [
+        f"Event {id} is {first.type} on topic {first.topic}, of aggregate {first.aggregate_id}, emitted at "
+        f"{when(first.created_at, look.now)}.",
+        *_say_arrivals(look, arrivals, "It came"),
+        *await _say_deliveries(look, id, first.aggregate_id),
+        *say_origin(correlation_id=first.correlation_id, causation_id=first.causation_id),
+    ]
+
+
+def _say_arrivals(look: Look, arrivals: Sequence[Arrival], verb: str) -> list[str]:
+    return [
+        f"{verb} from {one.via} ({short(one.position)}) at {when(one.received_at, look.now)}; a redelivery is known."
+        for one in arrivals
+    ]
 
 
 async def _find(look: Look, id: UUID) -> EventFacts | None:
@@ -95,10 +133,8 @@ async def _say_pending(look: Look, event: EventFacts) -> list[str]:
         return [f"It is PENDING. {_say_holder(look, holders[0])}"]
     if event.retry_at is not None and event.retry_at > look.now:
         error = f" The last error: {short(event.last_error)}" if event.last_error else ""
-        return [
-            f"It is PENDING: {plural(event.attempts, 'attempt')} failed, the next is at "
-            f"{when(event.retry_at, look.now)}.{error}"
-        ]
+        failed = f"{plural(event.attempts, 'attempt')} failed, the next is" if event.attempts else "it is sent again"
+        return [f"It is PENDING: {failed} at {when(event.retry_at, look.now)}.{error}"]
     if not await look.one(sql.COUNT_RELAYS, alive_seconds=ALIVE_SECONDS):
         return ["It is PENDING, and no relay is alive: start one (`duly relay`)."]
     if event.parked:
@@ -119,9 +155,9 @@ def _say_holder(look: Look, holder: Sequence[Any]) -> str:
     return f"{behind}, which goes first."
 
 
-async def _say_deliveries(look: Look, event: EventFacts) -> list[str]:
+async def _say_deliveries(look: Look, id: UUID, aggregate_id: str) -> list[str]:
     """One sentence for each consumer; the first row of a consumer says the most."""
-    rows = await look.fetch(sql.FIND_DELIVERIES, aggregate_id=event.aggregate_id, id=event.id, limit=SHOWN * 5)
+    rows = await look.fetch(sql.FIND_DELIVERIES, aggregate_id=aggregate_id, id=id, limit=SHOWN * 5)
     said: dict[str, str] = {}
     for name, job_id, state, message in rows:
         if name not in said:

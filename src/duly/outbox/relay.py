@@ -21,7 +21,7 @@ from duly.db import Database, atomic, fetch, load_json
 from duly.duty import Cycle, Duty
 from duly.errors import Unavailable
 from duly.failpoints import failpoint
-from duly.inbox.receive import JOB_PREFIX, as_event, matches
+from duly.inbox.receive import JOB_PREFIX, as_event, wanting
 from duly.jobs.sql import LOCK_ORDER
 from duly.messages import Event, storable
 from duly.outbox import sql
@@ -346,10 +346,6 @@ def _routes(published: Sequence[Pending], consumers: Sequence[Sequence[Any]]) ->
     for one in published:
         kind = (one.type, one.topic)
         if kind not in known:
-            known[kind] = [
-                (name, ordered)
-                for name, patterns, ordered in consumers
-                if any(matches(pattern, type_=kind[0], topic=kind[1]) for pattern in patterns)
-            ]
+            known[kind] = wanting(consumers, type_=kind[0], topic=kind[1])
         routes += [(one.seq, name, ordered, one.aggregate_id) for name, ordered in known[kind]]
     return routes

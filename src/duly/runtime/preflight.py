@@ -11,6 +11,7 @@ from typing import Any
 import asyncpg
 import structlog
 
+from duly.brokers import Source, Transport
 from duly.db import Database
 from duly.errors import Refused
 from duly.ids import uuid7
@@ -19,6 +20,7 @@ from duly.runtime.migrate import HasMigrations, check_all, check_schema
 log = structlog.get_logger("duly.preflight")
 OLDEST_SERVER = 150_000
 ECHO_SECONDS = 2.0
+BROKER_SECONDS = 30.0
 ECHO_CHANNEL = "duly_preflight"
 SPARE_CONNECTIONS = 10  # duties, listener, notifier, health and the operator's psql, beside the pools
 
@@ -78,6 +80,15 @@ async def check(db: Database, app: HasMigrations | None = None) -> list[str]:
     for warning in found.warnings:
         log.warning("preflight_warning", warning=warning)
     return found.warnings
+
+
+async def check_broker(broker: Transport | Source) -> None:
+    """Raise ``Refused`` when the broker would lose what it acknowledged; one that is away is waited for, later."""
+    try:
+        async with asyncio.timeout(BROKER_SECONDS):
+            await broker.check()
+    except (OSError, TimeoutError) as error:
+        log.warning("broker_away", broker=broker.name, error=f"{type(error).__name__}: {error}"[:300])
 
 
 async def examine(db: Database, app: HasMigrations | None = None) -> Findings:

@@ -32,7 +32,7 @@ LEAVE_SECONDS = 2.0
 ATTENDANCE_SECONDS = 10.0
 PARENT_VARIABLE = "DULY_PARENT_PID"
 PARENT_SECONDS = 0.5
-KINDS = frozenset({"worker", "relay", "scheduler"})
+KINDS = frozenset({"worker", "relay", "scheduler", "receiver"})
 
 ATTEND = Statement(
     """

@@ -2,12 +2,14 @@
 
 It writes down what it receives before it answers, and can be told to refuse, to stall, to answer too late or never.
 The protocol is one line of JSON a request ({"relay": ..., "events": [envelope, ...]}) and one a reply (for each event
-null, an error, or {"later": why}).
+null, an error, or {"later": why}). Who reads asks with {"read": after, "limit": ..., "wait": seconds}, and may keep its
+place with {"commit": offset, "group": ...}.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import random
@@ -47,6 +49,7 @@ class Rules:
     delay_seconds: float = 0.0
     hold_before: set[str] = field(default_factory=set)  # relays whose requests are neither taken down nor answered
     hold_after: set[str] = field(default_factory=set)  # relays whose requests are taken down and not answered
+    drop_commits: int = 0  # so many commits of readers are lost, and the line is cut instead of an answer
     hold_next: bool = False  # the next one that has something taken down is treated so
 
 
@@ -58,12 +61,15 @@ class Broker:
         self.port = 0
         self.requests: list[list[str]] = []  # the aggregates of each request
         self.held: set[str] = set()  # relays that are being kept waiting
+        self.log: list[dict[str, Any]] = []  # topic, headers and body; an offset is a place here, from 1
+        self.committed: dict[str, int] = {}  # how far each group of readers says it came
         self._journal = journal
         self._journal.touch()
         self._changed = threading.Condition()
         self._random = random.Random(7)
         self._loop = asyncio.new_event_loop()
         self._released = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._lines: set[asyncio.StreamWriter] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="broker", daemon=True)
@@ -91,6 +97,13 @@ class Broker:
         self.rules.hold_before.clear()
         self.rules.hold_after.clear()
         self._loop.call_soon_threadsafe(self._released.set)
+
+    def put(self, body: bytes | dict[str, Any], *, topic: str = "shop", **headers: str) -> None:
+        """A message of somebody else's: any bytes, or a CloudEvent in structured mode."""
+        if isinstance(body, dict):
+            headers, body = {"content-type": "application/cloudevents+json"}, json.dumps(body).encode()
+        entry = {"topic": topic, "headers": headers, "body": base64.b64encode(body).decode()}
+        self._on_loop(self._append([entry]))
 
     def received(self) -> list[Received]:
         """Everything that was ever taken down, in order, duplicates too."""
@@ -136,7 +149,8 @@ class Broker:
         self._lines.add(writer)
         with contextlib.suppress(OSError):
             while line := await reader.readline():
-                answer = await self._take(json.loads(line))
+                request = json.loads(line)
+                answer = await (self._take(request) if "events" in request else self._serve_reader(request))
                 if answer is None:
                     break
                 writer.write(json.dumps(answer).encode() + b"\n")
@@ -159,6 +173,8 @@ class Broker:
             for envelope, refused in zip(envelopes, answers, strict=True):
                 if refused is None:
                     journal.write(json.dumps([relay, envelope]) + "\n")
+        taken = [one for one, refused in zip(envelopes, answers, strict=True) if refused is None]
+        await self._append([_as_entry(envelope) for envelope in taken])
         self._tell()
         if relay in rules.hold_after or (rules.hold_next and None in answers):
             rules.hold_next = False
@@ -167,6 +183,28 @@ class Broker:
             rules.drop_acks -= 1
             return None
         return answers
+
+    async def _append(self, entries: list[dict[str, Any]]) -> None:
+        self.log += entries
+        self._arrived.set()
+
+    async def _serve_reader(self, request: dict[str, Any]) -> Any:
+        group = request.get("group", "")
+        if "commit" in request:
+            if self.rules.drop_commits > 0:
+                self.rules.drop_commits -= 1
+                return None
+            self.committed[group] = max(request["commit"], self.committed.get(group, 0))
+            self._tell()
+        if "read" not in request:
+            return {"committed": self.committed.get(group, 0), "end": len(self.log)}
+        after = request["read"]
+        if after >= len(self.log):
+            self._arrived.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(request["wait"]):
+                    await self._arrived.wait()
+        return [[after + 1 + place, one] for place, one in enumerate(self.log[after : after + request["limit"]])]
 
     def _refusal(self, envelope: dict[str, Any]) -> str | dict[str, str] | None:
         if envelope["type"] in self.rules.away:
@@ -186,6 +224,13 @@ class Broker:
     def _tell(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+
+def _as_entry(envelope: dict[str, Any]) -> dict[str, Any]:
+    """An event that a relay sent, as readers get it."""
+    body = base64.b64encode(json.dumps(envelope).encode()).decode()
+    headers = {"content-type": "application/cloudevents+json"}
+    return {"topic": envelope["source"].rpartition("/")[2], "headers": headers, "body": body}
 
 
 @contextlib.contextmanager
