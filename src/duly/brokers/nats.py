@@ -137,10 +137,10 @@ class NatsTransport:
             done, late = await asyncio.wait(sent.values(), timeout=ACK_SECONDS)
             self._link.forget(late)
             if not done:
-                raise TimeoutError(f"NATS acknowledged nothing within {ACK_SECONDS:.0f} s{self._link.said()}")
+                raise TimeoutError(f"NATS acknowledged nothing within {ACK_SECONDS:g} s{self._link.said()}")
         for index, future in sent.items():
             answers[index] = _answer(future.result()) if future.done() else Later(
-                f"NATS did not acknowledge it within {ACK_SECONDS:.0f} s{self._link.said()}"
+                f"NATS did not acknowledge it within {ACK_SECONDS:g} s{self._link.said()}"
             )  # fmt: skip
         return answers
 
