@@ -12,6 +12,8 @@ from botocore.exceptions import BotoCoreError
 
 from tests.brokers.server_sqs import REGION, SqsServer
 
+pytestmark = pytest.mark.brokers
+pytest_plugins = ["tests.brokers.sqs_tools"]
 FIFO = {"FifoQueue": "true", "VisibilityTimeout": "30"}
 
 

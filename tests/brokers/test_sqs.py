@@ -13,8 +13,9 @@ from uuid import UUID
 import pytest
 
 from duly.brokers import Later, Message
-from duly.brokers.sqs import POLL_SECONDS, SqsSource, SqsTransport, group_id, queue_name, setup, source, transport
+from duly.brokers.sqs import SqsTransport, group_id, setup, source, transport
 from duly.brokers.sqs_client import Address, Client, parse_address
+from duly.brokers.sqs_source import POLL_SECONDS, SqsSource
 from duly.brokers.wire import decode
 from duly.clock import monotonic
 from duly.errors import Invalid, Refused
@@ -22,6 +23,8 @@ from duly.ids import uuid7
 from duly.messages import Event
 from tests.brokers.server_sqs import SECRET, SqsServer
 
+pytestmark = pytest.mark.brokers
+pytest_plugins = ["tests.brokers.sqs_tools"]
 TOPIC, OTHER = "shop.orders", "shop.returns"
 WAIT = 30  # seconds for something that comes at once
 
@@ -71,7 +74,7 @@ async def plain(url: str) -> AsyncIterator[tuple[Any, str]]:
     client = _PLAIN.get(url)
     if client is None:
         client = _PLAIN[url] = Client(parse_address(url))
-    yield await client._connected(), await client._url(queue_name(client.address, TOPIC))
+    yield await client._connected(), await client._url(client.address.queue(TOPIC))
 
 
 _PLAIN: dict[str, Client] = {}
@@ -132,9 +135,9 @@ def test_an_address_has_a_region_and_some_options() -> None:
 def test_every_topic_has_a_name_that_sqs_takes() -> None:
     address = Address("eu-central-1")
     long, longer = "a" * 150 + ".b", "a" * 150 + ".c"
-    assert queue_name(address, "shop.orders") == "duly-shop-orders.fifo"
-    assert len(queue_name(address, long)) == 80
-    assert queue_name(address, long) != queue_name(address, longer)
+    assert address.queue("shop.orders") == "duly-shop-orders.fifo"
+    assert len(address.queue(long)) == 80
+    assert address.queue(long) != address.queue(longer)
 
 
 def test_topics_that_would_share_a_queue_are_refused() -> None:
@@ -422,15 +425,14 @@ async def test_a_reader_that_is_throttled_says_so_and_goes_on(sqs: SqsServer, ur
         assert numbers(await opened.receive(10, wait_seconds=WAIT)) == [1]
 
 
-async def test_an_acknowledgement_that_sqs_does_not_take_is_told_by_their_coming_again(
-    sqs: SqsServer, url: str
-) -> None:
+async def test_what_sqs_would_not_delete_comes_again_soon(sqs: SqsServer, url: str) -> None:
     async with reading(url) as opened:
         await publish(url, event("a", number=1))
         found = await opened.receive(10, wait_seconds=WAIT)
         sqs.answer("DeleteMessageBatch", 503, "ServiceUnavailable")
-        await opened.acknowledge(found)
-        sqs.order("expire")
+        with pytest.raises(OSError, match="ServiceUnavailable"):
+            await opened.acknowledge(found)
+        await opened.resume({})  # as a receiver does after an error: at once, and not when the time-out has run out
         again = await opened.receive(10, wait_seconds=WAIT)
         assert numbers(again) == [1]
         await opened.acknowledge(again)

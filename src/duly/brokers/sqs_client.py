@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from aiobotocore.config import AioConfig
@@ -21,6 +22,10 @@ from botocore import exceptions as boto
 from duly.clock import monotonic
 from duly.errors import Invalid, Refused
 
+TEN = 10  # entries of one request, by the rules of SQS
+TOPIC = "duly-topic"  # the attribute that has a topic's full name
+REQUESTS_AT_ONCE = 8
+SHORTEST_RETENTION_SECONDS = 86_400
 CONNECT_SECONDS = 3
 READ_SECONDS = 10
 CALL_SECONDS = 12.0
@@ -43,6 +48,14 @@ _FORBIDDEN = frozenset({"AccessDenied", "AccessDeniedException", "NotAuthorized"
 _BUSY = re.compile(r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown|ServiceUnavailable|Internal|OverLimit|^Kms")
 
 
+class Undone(NamedTuple):
+    """What SQS did not do, of what was asked for in one request."""
+
+    handle: str
+    code: str
+    is_final: bool
+
+
 class NotNow(Exception):
     """This queue cannot be used at the moment, through no fault of a message."""
 
@@ -63,6 +76,13 @@ class Address:
     endpoint: str | None = None
     prefix: str = "duly-"
     visibility_seconds: int = 30
+
+    def queue(self, topic: str) -> str:
+        """The queue of a topic: its letters and digits, and a few signs of its hash where they would be too many."""
+        stem = self.prefix + re.sub(r"[^A-Za-z0-9]", "-", topic)
+        if len(stem) > 75:
+            stem = f"{stem[:66]}-{hashlib.sha256(topic.encode()).hexdigest()[:8]}"
+        return f"{stem}.fifo"
 
 
 def parse_address(url: str) -> Address:
@@ -144,6 +164,30 @@ class Client:
         found: dict[str, str] = answer.get("Attributes", {})
         return found
 
+    async def check(self, name: str) -> bool:
+        """Whether there is one; refuse one that would lose messages or their order."""
+        try:
+            found = await self.attributes(name)
+        except NotNow as error:
+            if error.is_missing:
+                return False
+            raise Refused(str(error)) from None
+        except PermissionError as error:
+            raise Refused(str(error)) from None
+        if found.get("FifoQueue") != "true":
+            raise Refused(f"{name} is no FIFO queue, so it keeps no order: delete it and run `duly brokers setup`")
+        if int(found.get("MessageRetentionPeriod", 0)) < SHORTEST_RETENTION_SECONDS:
+            raise Refused(
+                f"{name} keeps messages for {found.get('MessageRetentionPeriod', 0)} s, so a receiver that is down for "
+                f"longer loses some: set MessageRetentionPeriod to {SHORTEST_RETENTION_SECONDS} or more"
+            )
+        if found.get("RedrivePolicy"):
+            raise Refused(
+                f"{name} has a redrive policy: while the database is away SQS would move good messages aside, out of "
+                "their order. duly keeps dead letters itself: remove the policy"
+            )
+        return True
+
     async def largest_message(self, name: str) -> int:
         """How many bytes a message of this queue may have; asked anew from time to time."""
         at, largest = self._largest.get(name, (float("-inf"), 0))
@@ -172,17 +216,17 @@ class Client:
             MessageAttributeNames=["All"],
         )  # fmt: skip
 
-    async def delete(self, name: str, handles: Sequence[str]) -> list[str]:
-        """Delete up to ten; why some were not."""
+    async def delete(self, name: str, handles: Sequence[str]) -> list[Undone]:
+        """Delete up to ten; which were not."""
         entries = [{"Id": str(place), "ReceiptHandle": handle} for place, handle in enumerate(handles)]
-        return _codes(await self._ask("delete_message_batch", name, Entries=entries))
+        return _undone(handles, await self._ask("delete_message_batch", name, Entries=entries))
 
-    async def show(self, name: str, handles: Sequence[str]) -> list[str]:
-        """Make up to ten visible at once; why some were not."""
+    async def show(self, name: str, handles: Sequence[str]) -> list[Undone]:
+        """Make up to ten visible at once; which were not."""
         entries = [
             {"Id": str(place), "ReceiptHandle": handle, "VisibilityTimeout": 0} for place, handle in enumerate(handles)
         ]
-        return _codes(await self._ask("change_message_visibility_batch", name, Entries=entries))
+        return _undone(handles, await self._ask("change_message_visibility_batch", name, Entries=entries))
 
     async def close(self) -> None:
         """Hang up."""
@@ -271,5 +315,8 @@ _WORDS = {
 }
 
 
-def _codes(answer: Any) -> list[str]:
-    return [str(one.get("Code", "?")) for one in answer.get("Failed", [])]
+def _undone(handles: Sequence[str], answer: Any) -> list[Undone]:
+    return [
+        Undone(handles[int(one["Id"])], str(one.get("Code", "?")), bool(one.get("SenderFault")))
+        for one in answer.get("Failed", [])
+    ]

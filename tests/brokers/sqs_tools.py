@@ -1,4 +1,4 @@
-"""Servers that live for the whole run, and are as they should be before each test."""
+"""What the tests of SQS share: one stand-in for the whole run, in good health before each test."""
 
 from __future__ import annotations
 
