@@ -20,6 +20,7 @@ from apps.wiring import app as application
 from duly import Database, Relay, Worker, failpoints
 from duly.duty import Duty
 from duly.errors import NotFound
+from duly.inbox.receiver import Receiver
 from duly.operate.dead_letters import list_dead_letters, retry_dead_letter
 from duly.runtime.migrate import migrate_all
 from duly.runtime.supervisor import Supervisor, create_server, stop_on_signals
@@ -30,6 +31,7 @@ from duly.wakeup import Wakeup
 from tests.crashes import shop
 from tests.engine.http.serving import listen
 from tests.engine.idempotency.shop import create_shop
+from tests.engine.inbox.source import BrokerSource
 from tests.forking import forkserver
 
 
@@ -100,6 +102,9 @@ async def _serve(order: Order) -> None:
         elif duty == "relay":
             transport = shop.Transport(order.broker_port, str(os.getpid())) if order.broker_port else None
             duties.append(Relay(db, wakeup=wakeup, transport=transport))
+        elif duty in ("receiver", "group receiver"):
+            source = BrokerSource(order.broker_port, keeps_position=duty == "group receiver")
+            duties.append(Receiver(db, source))
         elif duty == "scheduler":
             duties.append(Scheduler(db, wakeup=wakeup))
         else:

@@ -10,14 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from duly import Database
+from duly import Database, Relay
 from tests.crashes.bench import Bench
 from tests.crashes.checker import Promise, Sent
+from tests.engine.outbox.broker import BrokerTransport
 from tests.engine.webhooks.hooks import Hooks
 
 AGGREGATES = ("a1", "a2", "a3")
 JOBS_DONE = "SELECT NOT EXISTS (SELECT 1 FROM duly.jobs)"
 ALL_DONE = "SELECT NOT EXISTS (SELECT 1 FROM duly.jobs) AND NOT EXISTS (SELECT 1 FROM duly.outbox)"
+ALL_RECEIVED = "SELECT NOT EXISTS (SELECT 1 FROM duly.jobs) AND (SELECT count(*) FROM duly.received) = 9"
 TICKED = "SELECT NOT EXISTS (SELECT 1 FROM duly.schedules WHERE name LIKE 's%%' AND next_run_at <= duly.now())"
 LISTENING = """
 SELECT NOT EXISTS (SELECT 1 FROM duly.jobs)
@@ -139,6 +141,24 @@ def events(*consumers: str, poison: tuple[str, ...] = (), **promised: Any) -> Ca
         return Promise(events=made, consumers=named, hopeless=set(poison), **promised)
 
     return prepare
+
+
+def messages(bench: Bench) -> Promise:
+    """The same events, waiting at the broker for two consumers that get theirs from it."""
+    bench.rows("UPDATE duly.consumers SET via = 'socket', via_since = duly.now() WHERE name <> 'duly.webhooks'")
+    promise = events("ledger!", "mail")(bench)
+
+    async def publish() -> None:
+        assert bench.broker is not None
+        db = Database(bench.dsn)
+        relay = Relay(db, transport=BrokerTransport(bench.broker.port))
+        while (await relay.cycle()).done:
+            pass
+        await relay.close()
+        await db.close()
+
+    asyncio.run(publish())
+    return promise
 
 
 def dead_letters(bench: Bench) -> Promise:
@@ -267,6 +287,14 @@ WORKLOADS = {
             SMALL_BATCHES | {"publish_attempts": 50}, nudge=refuse_for_a_while, meanwhile=refuse_for_a_while,
             needs_broker=True,
         ),
+        Workload(
+            "messages", messages, ("receiver", "worker"), "consumers", ALL_RECEIVED, {"receive_batch": 2},
+            needs_broker=True,
+        ),
+        Workload(
+            "group messages", messages, ("group receiver", "worker"), "consumers", ALL_RECEIVED, {"receive_batch": 2},
+            needs_broker=True,
+        ),
         Workload("ticks", schedules, ("scheduler",), "nothing", TICKED, meanwhile=let_tick),
         Workload("clean-up", clean_up, kind="nothing", settings={"concurrency": 1}, questions=MAINTAINED),
         Workload("webhooks", webhooks, RELAYED, "webhooks", ALL_DONE, questions=DELIVERED),
@@ -296,6 +324,10 @@ LEADS_BY: dict[str, tuple[str, ...]] = {
     "migrate.committed": ("migrations",),
     "migrate.step_done": ("migrations",),
     "migrate.turn_taken": ("migrations",),
+    "receiver.acknowledged": ("messages", "group messages"),
+    "receiver.before_commit": ("messages", "group messages"),
+    "receiver.committed": ("messages", "group messages"),
+    "receiver.received": ("messages", "group messages"),
     "relay.before_commit": ("events", "broker"),
     "relay.committed": ("events", "broker"),
     "relay.fetched": ("events", "broker"),

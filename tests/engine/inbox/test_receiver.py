@@ -51,6 +51,11 @@ async def publish(db: Database, broker: Broker, *aggregates: str, count: int = 3
     return ids
 
 
+def unordered(dsn: str) -> dict[str, list[int]]:
+    """What the consumer did that keeps no order."""
+    return {aggregate: sorted(numbers) for aggregate, numbers in effects(dsn, "mail").items()}
+
+
 def new_receiver(db: Database, broker: Broker, *, keeps_position: bool = False, **options: Any) -> Receiver:
     return Receiver(db, BrokerSource(broker.port, keeps_position=keeps_position), wait_seconds=0.05, **options)
 
@@ -89,7 +94,7 @@ async def test_what_is_emitted_takes_effect_once_and_in_order(
     cycles = await receive_all(db, broker, keeps_position=keeps_position, batch=4)
     assert sum(cycle.facts.get("received", 0) for cycle in cycles) == 6
     await drain(db, app.handlers)
-    assert effects(dsn, "ledger") == effects(dsn, "mail") == ONCE
+    assert effects(dsn, "ledger") == unordered(dsn) == ONCE
     assert {row[0] for row in rows(dsn, "SELECT id FROM duly.received WHERE via = 'socket'")} == set(ids)
     assert rows(dsn, "SELECT shard, position FROM duly.cursors") == ([] if keeps_position else [(SHARD, 6)])
     assert broker.committed == ({"duly": 6} if keeps_position else {})
@@ -168,7 +173,7 @@ async def test_an_error_at_any_step_loses_nothing_and_repeats_nothing(
         await receiver.close()
         await receiver.source.close()
     await drain(db, app.handlers)
-    assert effects(dsn, "ledger") == effects(dsn, "mail") == ONCE
+    assert effects(dsn, "ledger") == unordered(dsn) == ONCE
     assert "duplicate" not in outcomes(dsn)
 
 
@@ -217,7 +222,7 @@ async def test_of_two_receivers_that_read_the_same_one_stores_it(db: Database, d
         await one.close()
         await one.source.close()
     await drain(db, app.handlers)
-    assert effects(dsn, "ledger") == effects(dsn, "mail") == ONCE
+    assert effects(dsn, "ledger") == unordered(dsn) == ONCE
     assert "duplicate" not in outcomes(dsn)
 
 
