@@ -48,7 +48,7 @@ class Orders:
         elif what == "entries":
             self.entries = order
         elif what == "copies":
-            self.copies = order
+            self.copies |= order
         elif what == "expire":
             return {"expired": _expire()}
         elif what == "calls":
@@ -144,7 +144,7 @@ def mend(orders: Orders) -> None:
 def _hand_out(queue: Any, count: int, visibility: int) -> list[Any]:
     """The first messages of groups of which none is in flight, as they were sent; the caller has the lock."""
     locked = {message.group_id for message in queue._messages if not message.visible}
-    found = []
+    found: list[Any] = []
     for message in queue._messages:
         if message.delayed:
             locked.add(message.group_id)
@@ -196,7 +196,6 @@ def serve_back(port: int) -> None:
     mend(orders)
     application = Application(DomainDispatcherApplication(create_backend_app), orders)
     server = make_server("127.0.0.1", port, application, threaded=True, request_handler=MotoRequestHandler)
-    server.daemon_threads = True
     server.serve_forever()
 
 

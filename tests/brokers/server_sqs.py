@@ -96,7 +96,6 @@ class SqsServer(ProcessServer):
         self.resume()
         self.order("answers", [])
         self.order("entries", {})
-        self.order("copies", {})
         self.order("calls")
 
 

@@ -18,7 +18,7 @@ from duly.brokers.sqs_client import Address, Client, parse_address
 from duly.brokers.sqs_source import POLL_SECONDS, SqsSource
 from duly.brokers.wire import decode
 from duly.clock import monotonic
-from duly.errors import Invalid, Refused
+from duly.errors import Refused
 from duly.ids import uuid7
 from duly.messages import Event
 from tests.brokers.server_sqs import SECRET, SqsServer
@@ -120,7 +120,7 @@ async def attribute(url: str, name: str) -> int:
     ],
 )
 def test_an_address_that_cannot_be_used_is_refused_and_not_repeated(url: str, complaint: str) -> None:
-    with pytest.raises(Invalid, match=complaint) as refused:
+    with pytest.raises(Refused, match=complaint) as refused:
         parse_address(url)
     assert SECRET not in str(refused.value)
 

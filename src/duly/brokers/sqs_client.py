@@ -20,7 +20,7 @@ from aiobotocore.session import get_session
 from botocore import exceptions as boto
 
 from duly.clock import monotonic
-from duly.errors import Invalid, Refused
+from duly.errors import Refused
 
 TEN = 10  # entries of one request, by the rules of SQS
 TOPIC = "duly-topic"  # the attribute that has a topic's full name
@@ -92,21 +92,21 @@ def parse_address(url: str) -> Address:
         options = dict(parse_qsl(split.query, keep_blank_values=True, strict_parsing=bool(split.query)))
         has_credentials = "@" in split.netloc
     except ValueError:
-        raise Invalid("the URL of SQS cannot be read; it looks like sqs://eu-central-1") from None
+        raise Refused("the URL of SQS cannot be read; it looks like sqs://eu-central-1") from None
     if has_credentials:
-        raise Invalid(
+        raise Refused(
             "the URL of SQS holds credentials: take them out; they come from the environment, as for any AWS client"
         )
     if split.scheme != "sqs" or not _REGION.fullmatch(split.netloc) or split.path not in ("", "/") or split.fragment:
-        raise Invalid("the URL of SQS names a region and nothing else before its options: sqs://eu-central-1")
+        raise Refused("the URL of SQS names a region and nothing else before its options: sqs://eu-central-1")
     if unknown := options.keys() - {"endpoint", "prefix", "visibility"}:
-        raise Invalid(f"the URL of SQS has endpoint, prefix and visibility for options, not {sorted(unknown)}")
+        raise Refused(f"the URL of SQS has endpoint, prefix and visibility for options, not {sorted(unknown)}")
     prefix, visibility = options.get("prefix", "duly-"), options.get("visibility", "30")
     if not _PREFIX.fullmatch(prefix):
-        raise Invalid("the prefix of SQS queues has at most 40 letters, digits, - or _")
+        raise Refused("the prefix of SQS queues has at most 40 letters, digits, - or _")
     if not visibility.isascii() or not visibility.isdigit() or int(visibility[:9]) not in VISIBILITY_SECONDS:
         first, last = VISIBILITY_SECONDS[0], VISIBILITY_SECONDS[-1]
-        raise Invalid(f"visibility is a number of seconds from {first} to {last}: long enough to store a batch")
+        raise Refused(f"visibility is a number of seconds from {first} to {last}: long enough to store a batch")
     return Address(split.netloc, _endpoint(options.get("endpoint")), prefix, int(visibility))
 
 
@@ -115,7 +115,7 @@ def _endpoint(given: str | None) -> str | None:
         return None
     split = urlsplit(given)
     if split.scheme not in ("http", "https") or not split.hostname or "@" in split.netloc or split.query:
-        raise Invalid("the endpoint of SQS is an http or https address without credentials, as https://sqs.example.com")
+        raise Refused("the endpoint of SQS is an http or https address without credentials, as https://sqs.example.com")
     return given
 
 
