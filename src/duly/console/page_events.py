@@ -9,6 +9,7 @@ from uuid import UUID
 from fastapi import Request
 from fastapi.responses import Response
 
+from duly.brokers.connect import broker_names
 from duly.console import sql
 from duly.console.overview import Queue, read_pulse
 from duly.console.record import read_audit
@@ -40,6 +41,7 @@ class Consuming:
     patterns: list[str]
     ordered: bool
     enabled: bool
+    via: str | None
     queue: Queue | None
     dead: Count
     last: Any
@@ -72,7 +74,7 @@ async def outbox(request: Request) -> Response:
         after = str(found[-1].id if shown == "PUBLISHED" else found[-1].seq)
     return show(
         request, "outbox.html", now=look.now, pulse=pulse, shown=shown, statuses=STATUSES, events=found, after=after,
-        aggregate=aggregate, consumers=consumers, is_first=query.text("after") is None,
+        aggregate=aggregate, consumers=consumers, is_first=query.text("after") is None, brokers=broker_names(),
     )  # fmt: skip
 
 
@@ -106,6 +108,7 @@ async def _consumers(look: Look, console: Console, pulse: Any) -> list[Consuming
                 list(row.patterns),
                 row.ordered,
                 row.enabled,
+                row.via,
                 queues.get(name),
                 pulse.dead_letters.get(name, NONE),
                 last.get(name),
@@ -119,7 +122,7 @@ async def _consumers(look: Look, console: Console, pulse: Any) -> list[Consuming
 async def event(request: Request, id: UUID) -> Response:
     """One event: where it stands, who consumed it, and what it carries."""
     async with read(request) as look:
-        rows = await look.rows(sql.FIND_EVENT, id=id)
+        rows = await look.rows(sql.FIND_EVENT, id=id) or await look.rows(sql.FIND_RECEIVED, id=id)
         audit = await read_audit(request, look, subject=f"event:{id}", limit=20)
         if not rows and not audit:
             raise NotFound("no event has this id; history older than the retention is dropped")

@@ -181,8 +181,14 @@ SELECT id, seq, type, topic, aggregate_id, status, attempts, retry_at, parked, l
        jsonb_pretty(headers) AS headers, jsonb_pretty(payload) AS payload
 FROM duly.event_log WHERE id = CAST(:id AS uuid) LIMIT 1
 """)
+FIND_RECEIVED = Statement("""
+SELECT id, position AS seq, type, topic, aggregate_id, 'RECEIVED' AS status, 0 AS attempts,
+       CAST(NULL AS timestamptz) AS retry_at, false AS parked, CAST(NULL AS text) AS last_error, created_at,
+       received_at AS published_at, jsonb_pretty(headers) AS headers, jsonb_pretty(payload) AS payload
+FROM duly.received WHERE id = CAST(:id AS uuid) ORDER BY received_at LIMIT 1
+""")
 LIST_CONSUMERS = Statement("""
-SELECT name, patterns, ordered, enabled, registered_at FROM duly.consumers ORDER BY name LIMIT CAST(:limit AS int)
+SELECT name, patterns, ordered, enabled, via, registered_at FROM duly.consumers ORDER BY name LIMIT CAST(:limit AS int)
 """)
 
 # ------------------------------------------------------------------------------------------------- schedules, processes

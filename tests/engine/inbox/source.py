@@ -10,10 +10,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from duly.brokers import Message
-from tests.engine.outbox.broker import LINE_LIMIT
+from duly.errors import Refused
+from tests.engine.outbox.broker import LINE_LIMIT, BrokerTransport
 
 VIA = "socket"
 SHARD = "log"
+FULL_PORT = 1  # of a broker that says it would lose messages
+
+
+def transport(url: str) -> BrokerTransport:
+    """What publishes to ``socket://127.0.0.1:PORT``."""
+    return BrokerTransport(_port(url))
+
+
+def source(url: str, *, topics: Sequence[str], group: str) -> BrokerSource:
+    """What reads it; there is one log for all topics."""
+    return BrokerSource(_port(url), keeps_position=True)
+
+
+async def setup(url: str, *, topics: Sequence[str], group: str) -> list[str]:
+    """Nothing has to be made; who asks sees what was asked for."""
+    return [f"made {topic} for {group}" for topic in topics]
+
+
+def _port(url: str) -> int:
+    return int(url.rpartition(":")[2])
 
 
 class BrokerSource:
@@ -29,6 +50,8 @@ class BrokerSource:
 
     async def check(self) -> None:
         """Whether somebody is there."""
+        if self._port == FULL_PORT:
+            raise Refused("the log forgets what it acknowledged: give it a larger disk")
         await self._ask({})
 
     async def resume(self, positions: Mapping[str, int]) -> None:

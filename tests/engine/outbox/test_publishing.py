@@ -326,6 +326,9 @@ class Broken:
     def __init__(self, raises: BaseException) -> None:
         self._raises = raises
 
+    async def check(self) -> None:
+        """It seems fine."""
+
     async def publish(self, events: Sequence[Event]) -> Sequence[str | None]:
         raise self._raises
 
