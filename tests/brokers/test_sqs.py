@@ -293,11 +293,11 @@ async def test_an_outage_is_an_os_error_and_passes(sqs: SqsServer, url: str) -> 
         assert numbers(await _receive(reader, 2)) == [1, 2]
 
 
-async def _receive(opened: SqsSource, count: int) -> list[Message]:
+async def _receive(opened: SqsSource, count: int, *, limit: int = 100) -> list[Message]:
     found: list[Message] = []
     until = monotonic() + 2 * WAIT
     while len(found) < count and monotonic() < until:
-        found += await opened.receive(100, wait_seconds=1)
+        found += await opened.receive(limit, wait_seconds=1)
     return found
 
 
@@ -353,6 +353,19 @@ async def test_what_came_while_nobody_asked_is_given_back_before_its_time_is_ove
         assert numbers(found) == [1]
         assert found[0].token != old.messages[0].token
         await opened.acknowledge(found)
+    assert await attribute(url, "ApproximateNumberOfMessages") == 0
+
+
+async def test_whoever_wants_fewer_than_came_gets_what_it_wants(url: str) -> None:
+    await publish(url, *[event(f"o{number}") for number in range(6)])
+    async with reading(url) as opened:
+        opened._ask(list(opened._topics), 10, 1.0)
+        await asyncio.wait(opened._polls.values(), timeout=WAIT)
+        found = await opened.receive(3, wait_seconds=WAIT)
+        assert 1 <= len(found) <= 3
+        await opened.acknowledge(found)
+        rest = await _receive(opened, 6 - len(found), limit=3)
+        await opened.acknowledge(rest)
     assert await attribute(url, "ApproximateNumberOfMessages") == 0
 
 

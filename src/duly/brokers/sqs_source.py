@@ -88,7 +88,7 @@ class SqsSource:
             if not polls:
                 break
             await asyncio.wait(polls, timeout=left or ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            found, full = await self._take(names, limit - len(taken), may_fail=not taken)
+            found, full = await self._take(names, limit - len(taken), is_first=not taken)
             taken += found
             if taken:
                 names = full
@@ -113,7 +113,7 @@ class SqsSource:
         raw = answer.get("Messages", [])
         return _Haul(name, [self._as_message(name, one) for one in raw], monotonic(), len(raw) == most)
 
-    async def _take(self, names: Sequence[str], room: int, *, may_fail: bool) -> tuple[list[Message], list[str]]:
+    async def _take(self, names: Sequence[str], room: int, *, is_first: bool) -> tuple[list[Message], list[str]]:
         """What has come and fits; and the queues that gave as much as was asked of them, so they may have more."""
         taken: list[Message] = []
         full: list[str] = []
@@ -121,16 +121,19 @@ class SqsSource:
             poll = self._polls.get(name)
             if poll is None or not poll.done():
                 continue
-            if isinstance(poll.exception(), OSError) and (taken or not may_fail):
+            if isinstance(poll.exception(), OSError) and (taken or not is_first):
                 continue  # SQS is away: that is told next time, when nothing is in our hands
             haul = self._outcome(name, poll)
-            if haul is not None and len(haul.messages) > room - len(taken):
-                continue
+            is_too_much = haul is not None and len(haul.messages) > room - len(taken)
+            if is_too_much and (taken or not is_first):
+                continue  # there is room for it next time
             del self._polls[name]
             if haul is None:
                 continue
-            if monotonic() - haul.at > self._client.address.visibility_seconds / 2:
-                await self.release(haul.messages)  # too old to begin with: they come again, in the same order
+            # Too old to begin with, or more than anybody wants: it comes again, in the same order. Half of it would not
+            # do: were the first half given back later, the second would overtake it.
+            if is_too_much or monotonic() - haul.at > self._client.address.visibility_seconds / 2:
+                await self.release(haul.messages)
                 continue
             self._held |= {message.token: message for message in haul.messages}
             taken += haul.messages
