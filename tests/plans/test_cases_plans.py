@@ -66,7 +66,7 @@ INSERT INTO compliance.cases (id, kind, status, severity, alert_id, payment_id, 
     created_at, updated_at)
 SELECT ('01900000-0000-7000-a000-' || lpad(to_hex(n), 12, '0'))::uuid, kind, 'RESOLVED', severity, alert_id,
        CASE kind WHEN 'PAYMENT_REVIEW' THEN id END, CASE kind WHEN 'AML' THEN id END, 6000, 'PLN', false, at, 'APPROVE',
-       'OTHER', 'x', 'MONEY_STAYS', 'otto', timestamptz '2033-01-01', id, 'otto', at, at
+       'OTHER', 'x', 'MONEY_STAYS', 'otto', timestamptz '2034-01-01', id, 'otto', at, at
 FROM made WHERE n % 8 = 1 AND status IN ('RESOLVED', 'EXPIRED');
 INSERT INTO compliance.case_events (case_id, number, at, actor, kind, detail)
 SELECT id, 1, at, 'system', 'OPENED', '{}' FROM made;

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[TextClause, dict[str, str], set[str], int, int]] = {
         EITHER, 0, 40,
     ),
     "history": (store.READ_HISTORY, {"id": ENDED, "limit": "20"}, {"history_pkey"}, 2, 10),
-    "sweep": (store.LOCK_DUE, {"limit": "500"}, {"sessions_due"}, 500, 1_200),
+    "sweep": (store.LOCK_DUE, {"limit": "500"}, {"sessions_due"}, 500, 2_000),
     "page": (store.LIST_SESSIONS, {"before": ENDED, "limit": "51"}, {"sessions_pkey"}, 51, 70),
     "first page": (store.LIST_SESSIONS, {"before": "NULL", "limit": "51"}, {"sessions_pkey"}, 51, 70),
     "page of a status": (
@@ -99,7 +99,7 @@ CASES: dict[str, tuple[TextClause, dict[str, str], set[str], int, int]] = {
         store.KEEP_CALLBACK,
         {"id": "gen_random_uuid()", "provider": "'sandbox'", "event_id": "repeat('f', 64)", "client_ref": "NULL",
          "session_ref": "NULL", "status": "NULL", "problem": "'unknown_session'", "session_id": "NULL"},
-        set(), 0, 40,
+        set(), 0, 200,
     ),
     "a kept callback": (store.FIND_CALLBACK, {"id": KEPT}, {"unmatched_callbacks_pkey"}, 1, 10),
     "kept callbacks": (
