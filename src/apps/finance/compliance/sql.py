@@ -126,8 +126,10 @@ ORDER BY id LIMIT CAST(:limit AS integer)
 # Whose payment a case is about does not learn of it from a number either.
 _SHOWN = " AND (CAST(:hidden_from AS text) IS NULL OR initiated_by IS DISTINCT FROM CAST(:hidden_from AS text))"
 COUNT_BY_STATUS = text(
-    "SELECT s.status, (SELECT count(*) FROM (SELECT 1 FROM compliance.cases c WHERE c.status = s.status" + _SHOWN
-    + " LIMIT CAST(:cap AS integer)) AS counted) FROM unnest(CAST(:statuses AS text[])) AS s(status)"
+    "SELECT s.status, (SELECT count(*) FROM (SELECT 1 FROM compliance.cases c WHERE c.status >= s.status"
+    " AND (c.status, c.id) <= (s.status, CAST('ffffffff-ffff-ffff-ffff-ffffffffffff' AS uuid))" + _SHOWN
+    + " ORDER BY c.status DESC, c.id DESC LIMIT CAST(:cap AS integer)) AS counted)"
+    " FROM unnest(CAST(:statuses AS text[])) AS s(status)"
 )  # fmt: skip
 COUNT_OVERDUE = text(
     "SELECT count(*) FROM (SELECT 1 FROM compliance.cases c WHERE c.overdue_at IS NOT NULL"

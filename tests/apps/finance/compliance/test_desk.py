@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -235,7 +236,7 @@ async def test_the_queue_is_filtered_marks_what_is_overdue_and_hides_ones_own(de
     assert "overdue" not in main(await cora.get(f"/console/cases/{desk.large}"))
     clock.advance(hours=30)
     for late in (desk.large, own):
-        await desk.db.run(lambda tx, late=late: service.come_due(tx, late))
+        await desk.db.run(partial(service.come_due, case_id=late))
     assert await listed(cora, "?status=any&overdue=1") == {large}
     assert "Overdue 1 " in main(await cora.get("/console/cases"))
     assert "Overdue 2 " in main(await carl.get("/console/cases"))
