@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-plans test-console test-apps test-browser test-brokers screenshots bench-console test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
-  bench-memory bench-report bench-birthdays bench-webhooks bench-ledger bench-decisions bench-payments bench-aml bench-brokers chaos simulate decade
+.PHONY: help run test test-plans test-console test-apps test-browser test-brokers screenshots bench-console \
+  test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot bench-memory \
+  bench-report bench-birthdays bench-webhooks bench-ledger bench-decisions bench-payments bench-aml bench-brokers \
+  chaos simulate decade bench-kyc
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -116,6 +118,9 @@ bench-ledger: $(STAMP) ## postings a second beside a bare posting function, and 
 
 bench-payments: $(STAMP) ## payments and the ingest of callbacks over HTTP with concurrency, beside their budgets
 	@$(BIN)/python -m benchmarks.payments
+
+bench-kyc: $(STAMP) ## identity checks: the ingest of a provider's callbacks over HTTP with concurrency, beside its budget
+	@$(BIN)/python -m benchmarks.kyc
 
 bench-aml: $(STAMP) ## transactions screened a second beside transactions posted a second, apart and at once
 	@$(BIN)/python -m benchmarks.aml

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
 import statistics
 import tempfile
+from collections.abc import AsyncIterator, Awaitable
 from decimal import Decimal
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -24,6 +26,7 @@ from apps.finance.ledger.model import AccountType, Direction, NewEntry, Posting
 from apps.wiring import app
 from duly.clock import monotonic
 from duly.db import Database
+from duly.duty import Duty
 from duly.jobs.worker import Worker
 from duly.outbox.relay import Relay
 from duly.settings import Settings
@@ -32,6 +35,7 @@ from duly.testing import TestServer
 CONSUMER = "consumer:aml-screening"
 ACCOUNTS, HOT = 1_000, 2
 MOST_SECONDS = 600.0
+POLL_SECONDS = 0.05
 COUNT = text("SELECT count(*) FROM decisions.log WHERE rule_set_id = 'aml-screening'")
 COUNT_CASES = text("SELECT count(*) FROM compliance.cases")
 FACTS = ("transactions1h", "transactions24h", "receipts24h", "transactions7d")
@@ -45,6 +49,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8, help="connections that post")
     parser.add_argument("--postings", type=int, default=4_000)
     given = parser.parse_args()
+    given.postings = max(1, given.postings // given.clients) * given.clients  # each client posts as many
     with tempfile.TemporaryDirectory() as directory:
         server = TestServer(Path(directory) / "pg", durable=True)
         server.start()
@@ -57,7 +62,7 @@ def main() -> None:
 
 async def measure(dsn: str, given: argparse.Namespace) -> None:
     """Both loads, a few times each."""
-    db = Database(dsn, settings=Settings(pool_size=given.clients + 4))
+    db = Database(dsn, settings=Settings(pool_size=given.clients + 4, poll_seconds=POLL_SECONDS))
     await app.prepare(db)
     accounts = await make_accounts(db)
     await write_rules(db)
@@ -78,19 +83,19 @@ async def one_round(
     db: Database, accounts: list[UUID], given: argparse.Namespace
 ) -> tuple[float, float, float, float]:  # fmt: skip
     """Posted, then screened; then both at once: four rates."""
+    wanted = await count(db) + given.postings
     began = monotonic()
     await post_all(db, accounts, given)
     alone = given.postings / (monotonic() - began)
     await relay_all(db)
-    screened = await screen_until(db, await count(db) + given.postings)
-    wanted = await count(db) + given.postings
-    began = monotonic()
-    posting = asyncio.create_task(post_all(db, accounts, given))
-    relaying = asyncio.create_task(keep_relaying(db, posting))
-    meanwhile = await screen_until(db, wanted)
-    await posting
-    await relaying
-    return alone, screened, given.postings / (monotonic() - began), meanwhile
+    async with running(Worker(db, {CONSUMER: app.handlers[CONSUMER]})):
+        screened = given.postings / await until_screened(db, wanted)
+    wanted += given.postings
+    async with running(Relay(db), Worker(db, {CONSUMER: app.handlers[CONSUMER]})):
+        posting = asyncio.create_task(time(post_all(db, accounts, given)))
+        meanwhile = given.postings / await until_screened(db, wanted)
+        both = given.postings / await posting
+    return alone, screened, both, meanwhile
 
 
 async def make_accounts(db: Database) -> list[UUID]:
@@ -138,21 +143,33 @@ async def relay_all(db: Database) -> None:
         pass
 
 
-async def keep_relaying(db: Database, posting: asyncio.Task[None]) -> None:
-    """For as long as somebody posts, and then what is left."""
-    while not posting.done():
-        await Relay(db).run_once()
-    await relay_all(db)
+@contextlib.asynccontextmanager
+async def running(*duties: Duty) -> AsyncIterator[None]:
+    """They work, as in a process of theirs, until the block is over."""
+    stop = asyncio.Event()
+    tasks = [asyncio.create_task(duty.run(stop)) for duty in duties]
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.gather(*tasks)
 
 
-async def screen_until(db: Database, wanted: int) -> float:
-    """Work until so many were screened; how many a second."""
-    worker, before, began = Worker(db, {CONSUMER: app.handlers[CONSUMER]}), await count(db), monotonic()
+async def until_screened(db: Database, wanted: int) -> float:
+    """The seconds until so many were screened."""
+    began = monotonic()
     while (found := await count(db)) < wanted:
         if monotonic() - began > MOST_SECONDS:
             raise TimeoutError(f"{found} of {wanted} were screened")
-        await worker.run_once()
-    return (wanted - before) / (monotonic() - began)
+        await asyncio.sleep(POLL_SECONDS)
+    return monotonic() - began
+
+
+async def time(work: Awaitable[None]) -> float:
+    """The seconds that it takes."""
+    began = monotonic()
+    await work
+    return monotonic() - began
 
 
 async def count(db: Database) -> int:

@@ -71,6 +71,14 @@ PEOPLE: Mapping[str, Person] = {
 }
 
 
+def name_people() -> str:
+    """Whoever can sign in, with what they may do, on one line."""
+    return ", ".join(
+        f"{id} ({', '.join(role.lower().replace('_', ' ') for role in person.roles) or 'no role'})"
+        for id, person in PEOPLE.items()
+    )
+
+
 @dataclass(frozen=True)
 class Code:
     """Who signed in, and for whom: a code is good for this client, address and verifier, once, for a minute."""

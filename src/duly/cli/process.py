@@ -16,7 +16,7 @@ import structlog
 import typer
 
 from duly.auth.issuer import MOUNT, Issuer, create_issuer_router
-from duly.auth.issuer_codes import PEOPLE
+from duly.auth.issuer_codes import name_people
 from duly.auth.setup import create_verifier
 from duly.brokers import Source, Transport, connect
 from duly.console.app import mount_console
@@ -45,7 +45,6 @@ T = TypeVar("T")
 BACKLOG = 2048
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 READY_POLL_SECONDS = 0.1
-CONSOLE_PEOPLE = [(id, PEOPLE[id]) for id in ("ada", "otto", "nora")]
 COLLECTOR_THRESHOLDS = (20_000, 20, 20)
 
 
@@ -265,8 +264,7 @@ async def _announce(api: FastAPI, server: Server, listener: socket.socket, stop:
     base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     width = max(map(len, api.state.links))
     lines = [f"  {name:<{width}}  {base}{path}" for name, path in api.state.links.items()]
-    people = ", ".join(f"{id} ({' '.join(person.roles).lower() or 'no role'})" for id, person in CONSOLE_PEOPLE)
     if "issuer" in api.state.links:
-        lines.append(f"In the console, sign in as {people}; nobody has a password here.")
+        lines.append(f"In the console, sign in as {name_people()}; nobody has a password here.")
     typer.echo("\n".join([f"duly is up at {base}/", *lines, "Ctrl-C stops it."]))
     sys.stdout.flush()

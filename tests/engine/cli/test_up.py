@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx2
 
+from duly.auth.issuer_codes import PEOPLE
 from duly.runtime.embedded import EmbeddedPostgres
 from tests.engine.cli.commands import duly, end, free_port, running, status, wait_until
 from tests.support import rows, value
@@ -34,6 +35,8 @@ def test_it_is_ready_prints_its_urls_stops_on_ctrl_c_and_keeps_its_data(
         for path in ("/docs", "/openapi.json", "/readyz", "/healthz", "/metrics", "/console", "/sample"):
             assert status(base(env) + path) == (302 if path == "/console" else 200), path
             assert path == "/sample" or base(env) + path in printed
+        for id, person in PEOPLE.items():  # whoever can sign in
+            assert f" {id} (" in printed, person.name
         kinds = rows(postgres.dsn(), "SELECT kind FROM duly.processes ORDER BY kind")
         assert kinds == [("relay",), ("scheduler",), ("worker",)]
         rows(postgres.dsn(), "SELECT duly.schedule('sample.note', 'order:1', now() + interval '1 day')")

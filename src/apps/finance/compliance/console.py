@@ -95,7 +95,10 @@ def create_pages(explainer: Explainer) -> Pages:
 
 
 async def show_queue(request: Request) -> Response:
-    """The queue: what is open, unless other filters are given. Cases about payments of one's own are not in it."""
+    """The queue: what is open, unless other filters are given.
+
+    What is about a payment of one's own is not in it, nor in its numbers.
+    """
     query, subject = Query(request), signed_in(request).subject
     status = query.choice("status", (*STATUSES, ANY)) or Status.OPEN.value
     kind, severity = query.choice("kind", KINDS), query.choice("severity", SEVERITIES)
@@ -106,8 +109,9 @@ async def show_queue(request: Request) -> Response:
     )  # fmt: skip
     async with read(request) as look:
         found, following = await service.list_cases(look.tx, filters, before=before, limit=PAGE)
-        counted = await store.count_by_status(look.tx, [Status.OPEN, Status.PROPOSED], cap=CAP + 1)
-        late = await store.count_overdue(look.tx, cap=CAP + 1)
+        waiting = [Status.OPEN, Status.PROPOSED]
+        counted = await store.count_by_status(look.tx, waiting, hidden_from=subject, cap=CAP + 1)
+        late = await store.count_overdue(look.tx, hidden_from=subject, cap=CAP + 1)
     chosen = {"status": status, "kind": kind, "severity": severity, "assignee": assignee, "overdue": overdue}
     return show(
         request, "cases_list.html", now=look.now, found=found, chosen=chosen, statuses=STATUSES, kinds=KINDS,

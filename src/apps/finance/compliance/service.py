@@ -211,7 +211,9 @@ async def read_timeline(
 ) -> tuple[list[Line], int | None]:
     """A page of what happened, in order, the last before that line; and where the one before it ends."""
     await find_case(tx, case_id)
-    found = await store.read_timeline(tx, case_id, before=before or store.LAST_LINE, limit=limit)
+    found = await store.read_timeline(
+        tx, case_id, before=min(before or store.LAST_LINE, store.LAST_LINE), limit=limit
+    )  # fmt: skip
     return found, found[0].number if found and found[0].number > 1 else None
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from sqlalchemy import TextClause, text
 
+from apps.finance.compliance.tables import LABEL, LABEL_OF_ASSIGNEE
+
 # Alert, case and the first line of its timeline; what has an alert already is left out, however it is told again.
 OPEN_CASES = text("""
 WITH given AS MATERIALIZED (
@@ -121,16 +123,18 @@ SELECT id, due_at, overdue_at FROM compliance.cases
 WHERE status IN ('OPEN', 'PROPOSED') AND id > CAST(:after AS uuid)
 ORDER BY id LIMIT CAST(:limit AS integer)
 """)
-COUNT_BY_STATUS = text("""
-SELECT s.status, (SELECT count(*) FROM (
-    SELECT 1 FROM compliance.cases c WHERE c.status = s.status LIMIT CAST(:cap AS integer)) AS counted)
-FROM unnest(CAST(:statuses AS text[])) AS s(status)
-""")
-COUNT_OVERDUE = text("""
-SELECT count(*) FROM (
-    SELECT 1 FROM compliance.cases c WHERE c.overdue_at IS NOT NULL AND c.status IN ('OPEN', 'PROPOSED')
-    LIMIT CAST(:cap AS integer)) AS counted
-""")
+# Whose payment a case is about does not learn of it from a number either.
+_SHOWN = " AND (CAST(:hidden_from AS text) IS NULL OR initiated_by IS DISTINCT FROM CAST(:hidden_from AS text))"
+COUNT_BY_STATUS = text(
+    "SELECT s.status, (SELECT count(*) FROM (SELECT 1 FROM compliance.cases c WHERE c.status >= s.status"
+    " AND (c.status, c.id) <= (s.status, CAST('ffffffff-ffff-ffff-ffff-ffffffffffff' AS uuid))" + _SHOWN
+    + " ORDER BY c.status DESC, c.id DESC LIMIT CAST(:cap AS integer)) AS counted)"
+    " FROM unnest(CAST(:statuses AS text[])) AS s(status)"
+)  # fmt: skip
+COUNT_OVERDUE = text(
+    "SELECT count(*) FROM (SELECT 1 FROM compliance.cases c WHERE c.overdue_at IS NOT NULL"
+    " AND c.status IN ('OPEN', 'PROPOSED')" + _SHOWN + " LIMIT CAST(:cap AS integer)) AS counted"
+)  # fmt: skip
 LOCK_ALERTS = text("""
 SELECT a.id FROM duly.alerts a
 WHERE a.kind = 'application' AND a.subject = CAST(:subject AS text) AND a.resolved_at IS NULL
@@ -161,40 +165,48 @@ DELETE FROM compliance.alerts a WHERE a.id = ANY(CAST(:ids AS uuid[]))
 """)
 
 # A page of the queue, the newest first. Each statement goes along one index, in its order, whatever the statistics say:
-# not "status = :status", for of a status that few have, a plan for any status would read all cases by their ids.
+# not "status = :status", for of a status that few have, a plan for any status would read all cases by their ids. Of
+# several columns, the index is on one expression of them all: along an index on each, a plan for any values would take
+# that of the first column, and look at every case that it finds there.
 _LIST = "SELECT * FROM compliance.cases WHERE "
 _REST = """
   AND (CAST(:status AS text) IS NULL OR status = CAST(:status AS text))
   AND (CAST(:kind AS text) IS NULL OR kind = CAST(:kind AS text))
   AND (CAST(:severity AS text) IS NULL OR severity = CAST(:severity AS text))
   AND (CAST(:assignee AS text) IS NULL OR assignee = CAST(:assignee AS text))
-  AND (CAST(:hidden_from AS text) IS NULL OR initiated_by IS DISTINCT FROM CAST(:hidden_from AS text))
 """
 _BEFORE = "coalesce(CAST(:before AS uuid), 'ffffffff-ffff-ffff-ffff-ffffffffffff')"
 _END = " LIMIT CAST(:limit AS integer)"
 
 
-def _along(*columns: str) -> TextClause:
-    """The statement that goes along the index on these columns and the id."""
-    names, given = ", ".join(columns), ", ".join(f"CAST(:{one} AS text)" for one in columns)
-    order = ", ".join(f"{one} DESC" for one in (*columns, "id"))
-    known = "assignee IS NOT NULL AND " if "assignee" in columns else ""
-    return text(
-        _LIST + known + "(" + names + ") >= (" + given + ") AND (" + names + ", id) < (" + given + ", " + _BEFORE + ")"
-        + _REST + " ORDER BY " + order + _END
+def _along(given: str, by: str, *, known: str = "") -> str:
+    """The statement that goes along the index on one expression and the id, as far as that expression is so."""
+    return (
+        _LIST + known + "(" + by + ") >= " + given + " AND ((" + by + "), id) < (" + given + ", " + _BEFORE + ")"
+        + _SHOWN + " ORDER BY (" + by + ") DESC, id DESC" + _END
     )  # fmt: skip
 
 
-LIST_CASES = text(_LIST + "id < " + _BEFORE + _REST + " ORDER BY id DESC" + _END)
+def _along_each(by: str, *, known: str = "") -> TextClause:
+    """A page along each of a few labels, and of all of them the newest."""
+    inner = _along("l.label", by, known=known)
+    return text(
+        "SELECT c.* FROM unnest(CAST(:labels AS text[])) AS l(label) CROSS JOIN LATERAL (" + inner + ") AS c"
+        " ORDER BY c.id DESC" + _END
+    )  # fmt: skip
+
+
+_ASSIGNED = "assignee IS NOT NULL AND "
+LIST_CASES = text(_LIST + "id < " + _BEFORE + _SHOWN + " ORDER BY id DESC" + _END)
 LIST_OVERDUE = text(
-    _LIST + "overdue_at IS NOT NULL AND status IN ('OPEN', 'PROPOSED') AND id < " + _BEFORE + _REST
+    _LIST + "overdue_at IS NOT NULL AND status IN ('OPEN', 'PROPOSED') AND id < " + _BEFORE + _SHOWN + _REST
     + " ORDER BY id DESC" + _END
 )  # fmt: skip
-LIST_ALONG: dict[tuple[str, ...], TextClause] = {
-    columns: _along(*columns)
-    for columns in (
-        ("assignee", "status"), ("assignee",), ("severity", "status"), ("kind", "status"), ("status",), ("severity",),
-        ("kind",),
-    )
-}  # fmt: skip
-"""By the filters that choose the index, the most telling first; the others are looked at row by row."""
+LIST_BY_ONE: dict[str, TextClause] = {
+    name: text(_along(f"CAST(:{name} AS text)", name, known=_ASSIGNED if name == "assignee" else ""))
+    for name in ("status", "kind", "severity", "assignee")
+}
+"""By the one filter that is given."""
+LIST_BY_LABEL = _along_each(LABEL)
+LIST_OF_ASSIGNEE_BY_LABEL = _along_each(LABEL_OF_ASSIGNEE, known=_ASSIGNED)
+"""By several filters: along every label that fits them, 16 at most."""

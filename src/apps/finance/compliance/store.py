@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
+
+from sqlalchemy import TextClause
 
 from apps.finance.compliance import sql
 from apps.finance.compliance.model import (
@@ -179,15 +182,38 @@ async def find_cases_about(tx: Tx, *, payment_id: UUID | None, transaction_ids: 
 
 
 async def list_cases(tx: Tx, filters: Filters, *, before: UUID | None, limit: int) -> list[Case]:
-    """A page, the newest first, along the index that fits the filters best."""
-    values: dict[str, Any] = {
-        "status": filters.status and filters.status.value, "kind": filters.kind and filters.kind.value,
-        "severity": filters.severity and filters.severity.value, "assignee": filters.assignee,
-        "hidden_from": filters.hidden_from, "before": before, "limit": limit,
+    """A page, the newest first."""
+    statement, values = choose_list(filters)
+    found = await tx.execute(statement, {**values, "before": before, "limit": limit})
+    return [_case(row) for row in found.mappings()]
+
+
+def choose_list(filters: Filters) -> tuple[TextClause, dict[str, Any]]:
+    """The statement that goes along the index which fits the filters, and what it asks for."""
+    given: dict[str, Any] = {
+        "status": filters.status, "kind": filters.kind, "severity": filters.severity, "assignee": filters.assignee,
     }  # fmt: skip
-    chosen = (one for columns, one in sql.LIST_ALONG.items() if all(values[name] is not None for name in columns))
-    statement = sql.LIST_OVERDUE if filters.is_overdue else next(chosen, sql.LIST_CASES)
-    return [_case(row) for row in (await tx.execute(statement, values)).mappings()]
+    named = [name for name, value in given.items() if value is not None]
+    shown = {"hidden_from": filters.hidden_from}
+    if filters.is_overdue:
+        return sql.LIST_OVERDUE, given | shown
+    if not named:
+        return sql.LIST_CASES, shown
+    if len(named) == 1:
+        return sql.LIST_BY_ONE[named[0]], shown | {named[0]: given[named[0]]}
+    statement = sql.LIST_BY_LABEL if filters.assignee is None else sql.LIST_OF_ASSIGNEE_BY_LABEL
+    return statement, shown | {"labels": _labels(filters)}
+
+
+def _labels(filters: Filters) -> list[str]:
+    """Every label of cases that these filters let through: 16 at most, for there are two of them or more."""
+    parts: list[list[str]] = [[filters.assignee]] if filters.assignee is not None else []
+    parts += [
+        [filters.kind] if filters.kind else list(Kind),
+        [filters.severity] if filters.severity else list(Severity),
+        [filters.status] if filters.status else list(Status),
+    ]
+    return [" ".join(one) for one in itertools.product(*parts)]
 
 
 async def read_waiting(tx: Tx, *, after: UUID, limit: int) -> list[tuple[UUID, datetime, datetime | None]]:
@@ -196,15 +222,18 @@ async def read_waiting(tx: Tx, *, after: UUID, limit: int) -> list[tuple[UUID, d
     return [(row[0], row[1], row[2]) for row in found]
 
 
-async def count_by_status(tx: Tx, statuses: Sequence[Status], *, cap: int) -> dict[Status, int]:
-    """How many are in each, counted up to a cap."""
-    rows = await tx.execute(sql.COUNT_BY_STATUS, {"statuses": [one.value for one in statuses], "cap": cap})
+async def count_by_status(
+    tx: Tx, statuses: Sequence[Status], *, hidden_from: str | None, cap: int
+) -> dict[Status, int]:  # fmt: skip
+    """How many are in each that this person may know of, counted up to a cap."""
+    values = {"statuses": [one.value for one in statuses], "hidden_from": hidden_from, "cap": cap}
+    rows = await tx.execute(sql.COUNT_BY_STATUS, values)
     return {Status(status): number for status, number in rows}
 
 
-async def count_overdue(tx: Tx, *, cap: int) -> int:
-    """How many are late, counted up to a cap."""
-    found: int = (await tx.execute(sql.COUNT_OVERDUE, {"cap": cap})).scalar_one()
+async def count_overdue(tx: Tx, *, hidden_from: str | None, cap: int) -> int:
+    """How many are late that this person may know of, counted up to a cap."""
+    found: int = (await tx.execute(sql.COUNT_OVERDUE, {"hidden_from": hidden_from, "cap": cap})).scalar_one()
     return found
 
 

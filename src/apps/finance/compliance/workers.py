@@ -6,7 +6,7 @@ import os
 from datetime import timedelta
 
 from apps.finance.compliance import aml, service
-from apps.finance.compliance.opening import DUE
+from apps.finance.compliance.opening import DUE, rules_in_force
 from duly import Done, Duly, Event, Fail, JobContext, Outcome, Snooze, Tx, schedule
 from duly.errors import Refused
 from duly.ids import parse_uuid
@@ -19,7 +19,12 @@ REST = "rest"  # the entity of a run that goes on where the one before it reache
 
 
 def register(app: Duly) -> None:
-    """Add the consumer and the jobs; the schedules of those that recur come with the migration."""
+    """Add the consumer and the jobs; the schedules of those that recur come with the migration.
+
+    A setting that nobody can understand is refused here, at the start, and not when the first case is to be opened.
+    """
+    rules_in_force()
+    kept_days()
 
     @app.consumer("aml-screening", on="transaction.posted", batch=BATCH, max_retries=RETRIES)
     async def screen(events: list[Event], tx: Tx) -> None:

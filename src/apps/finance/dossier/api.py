@@ -25,10 +25,12 @@ ANSWER = {"description": "The dossier.", "content": {"application/json": {"schem
 
 
 @router.get("/payments/{payment_id}/dossier", response_class=Response, responses={200: ANSWER})
-async def read_dossier(payment_id: UUID, _caller: Officer, tx: RequestTx, request: Request) -> Response:
-    """Everything that is known of a payment, signed; ``duly-dossier verify`` checks it without us."""
+async def read_dossier(payment_id: UUID, caller: Officer, tx: RequestTx, request: Request) -> Response:
+    """Everything that is known of a payment, signed; ``duly-dossier verify`` checks it without us. Nobody gets that of
+    a payment of their own: there may be cases in it.
+    """
     settings: Settings = getattr(request.app.state, "settings", None) or Settings()
-    made = await service.make_dossier(tx, payment_id, Signer.open(settings))
+    made = await service.make_dossier(tx, payment_id, Signer.open(settings), reader=caller.subject)
     log.info("dossier_made", payment_id=str(payment_id), head=made["manifest"]["head"])
     headers = {
         "Content-Disposition": f'attachment; filename="dossier-{payment_id}.json"',

@@ -241,6 +241,9 @@ async def read_cases(tx: Tx, subject: Subject) -> tuple[Section, list[UUID], lis
         missing = [Missing("cases that were kept for as long as they are", Why.RETENTION)]
     elif payment.review_hold_id is not None and not any(_is_of(one, payment.id) for one in records):
         missing = [Missing("the case of its review", Why.ABSENT)]
+    for one in found:
+        if len(one.timeline) < one.case.version:  # a line a version
+            missing.append(Missing(f"lines of case {one.case.id} after {len(one.timeline)}", Why.LIMIT))
     return Section("cases", records, missing), sorted(cases), sorted(decided)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
+from apps.finance.compliance.model import OwnPayment
 from apps.finance.dossier import reading
 from apps.finance.dossier.model import compose, fit
 from apps.finance.dossier.signing import Signer
@@ -14,10 +15,15 @@ from apps.shared.canonical import plain
 from duly import Tx
 
 
-async def make_dossier(tx: Tx, payment_id: UUID, signer: Signer) -> dict[str, Any]:
-    """The dossier of a payment; PaymentNotFound. The transaction must be fresh: all of it is read as of one moment."""
+async def make_dossier(tx: Tx, payment_id: UUID, signer: Signer, *, reader: str | None = None) -> dict[str, Any]:
+    """The dossier of a payment; PaymentNotFound, or OwnPayment when its reader has initiated it.
+
+    The transaction must be fresh: all of it is read as of one moment.
+    """
     await begin_snapshot(tx)
     payment = await payments.find_payment(tx, payment_id)
+    if payment.initiated_by == reader:
+        raise OwnPayment("the payment is your own: somebody else reads its dossier")
     now = (await tx.execute(reading.READ_NOW)).scalar_one()
     subject = reading.Subject(payment, now)
     cases, case_ids, decision_ids = await reading.read_cases(tx, subject)

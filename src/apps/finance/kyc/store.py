@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import select, text
+from sqlalchemy import text
 
 from apps.finance.kyc.model import Callback, HistoryLine, Problem, Session, Status
-from apps.finance.kyc.tables import metadata, sessions, unmatched_callbacks
+from apps.finance.kyc.tables import metadata, sessions
 from duly import Tx
 from duly.ids import uuid7
 
@@ -45,6 +45,11 @@ SELECT * FROM moved
 """)
 LOCK_SESSION = text("""
 SELECT s.*, duly.now() AS moment FROM kyc.sessions s WHERE s.id = CAST(:id AS uuid) FOR NO KEY UPDATE
+""")
+FIND_SESSION = text("SELECT * FROM kyc.sessions WHERE id = CAST(:id AS uuid)")
+FIND_REFERENCE = text("""
+SELECT s.id FROM kyc.sessions s
+WHERE s.provider = CAST(:provider AS text) AND s.provider_ref = CAST(:reference AS text)
 """)
 # A provider knows a session by the id we gave it, or by its own reference; it cannot name another provider's.
 LOCK_REFERRED = text("""
@@ -81,6 +86,7 @@ SET dismissed_at = greatest(duly.now(), received_at), dismissed_by = CAST(:actor
 WHERE id = CAST(:id AS uuid) AND dismissed_at IS NULL
 RETURNING *
 """)
+FIND_CALLBACK = text("SELECT id FROM kyc.unmatched_callbacks WHERE id = CAST(:id AS uuid)")
 # The history goes with its session.
 FORGET_SESSIONS = text("""
 DELETE FROM kyc.sessions WHERE id = ANY(ARRAY(
@@ -194,14 +200,14 @@ async def lock_due(tx: Tx, *, limit: int) -> list[Locked]:
 
 async def find_session(tx: Tx, session_id: UUID) -> Session | None:
     """One by its id."""
-    row = (await tx.execute(select(sessions).where(sessions.c.id == session_id))).mappings().one_or_none()
+    row = (await tx.execute(FIND_SESSION, {"id": session_id})).mappings().one_or_none()
     return _session(row) if row else None
 
 
 async def find_reference(tx: Tx, provider: str, reference: str) -> UUID | None:
     """Whose reference it is."""
-    query = select(sessions.c.id).where(sessions.c.provider == provider, sessions.c.provider_ref == reference)
-    found: UUID | None = (await tx.execute(query)).scalar_one_or_none()
+    values = {"provider": provider, "reference": reference}
+    found: UUID | None = (await tx.execute(FIND_REFERENCE, values)).scalar_one_or_none()
     return found
 
 
@@ -263,8 +269,7 @@ async def dismiss_callback(tx: Tx, callback_id: UUID, *, actor: str, handled: st
 
 async def has_callback(tx: Tx, callback_id: UUID) -> bool:
     """Whether it is kept."""
-    query = select(unmatched_callbacks.c.id).where(unmatched_callbacks.c.id == callback_id)
-    return (await tx.execute(query)).scalar_one_or_none() is not None
+    return (await tx.execute(FIND_CALLBACK, {"id": callback_id})).scalar_one_or_none() is not None
 
 
 async def forget_callbacks(tx: Tx, *, days: int, limit: int) -> int:

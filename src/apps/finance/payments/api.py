@@ -17,6 +17,7 @@ from pydantic.alias_generators import to_camel
 from apps.finance.payments import service
 from apps.finance.payments.model import (
     INSUFFICIENT_BALANCE,
+    TOLD_CAUSES,
     UNTOLD_CAUSES,
     Callback,
     HistoryLine,
@@ -371,6 +372,7 @@ def _show_unmatched(one: Unmatched) -> UnmatchedView:
 
 def _show_line(line: HistoryLine) -> HistoryView:
     return HistoryView(
-        number=line.number, at=line.at, from_state=line.from_state, to_state=line.to_state, cause=line.cause,
+        number=line.number, at=line.at, from_state=line.from_state, to_state=line.to_state,
+        cause=TOLD_CAUSES.get(line.cause, line.cause),
         detail=None if line.cause in UNTOLD_CAUSES else tell_reason(line.detail),
     )  # fmt: skip

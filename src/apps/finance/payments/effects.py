@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
@@ -42,6 +42,7 @@ from duly.operate.alerts import raise_alert, resolve_alert
 log = structlog.get_logger("apps.payments")
 E = TypeVar("E", bound=EventBody)
 MOST_OF_AN_ACTOR = 200  # in the engine's audit
+BY_ITSELF = "payments"
 SEND, ASK, RETURN, EXPIRE_REVIEW = "payments.send", "payments.ask", "payments.return", "payments.expire-review"
 FACTS: dict[State, type[EventBody]] = {
     State.PROCESSING: events.PaymentCreated, State.REJECTED: events.PaymentRejected,
@@ -51,8 +52,21 @@ FACTS: dict[State, type[EventBody]] = {
 }  # fmt: skip
 
 
-async def apply(tx: Tx, was: Payment, after: Payment, *, cause: str, detail: str | None = None) -> Payment:
-    """Write a change with everything that belongs to it: the ledger's part, the history, the fact, the jobs."""
+@dataclass(frozen=True)
+class Closing:
+    """Who closes alerts, and why; for the engine's audit."""
+
+    actor: str
+    reason: str
+
+
+async def apply(
+    tx: Tx, was: Payment, after: Payment, *, cause: str, detail: str | None = None, closing: Closing | None = None
+) -> Payment:
+    """Write a change with everything that belongs to it: the ledger's part, the history, the fact, the jobs.
+
+    What a person was told of it and is not so any more is closed: by ``closing``, or else by us.
+    """
     if after.state is State.PERMANENTLY_FAILED and after.reversal_id is None:
         after = await give_back(tx, after)
     elif after.state is State.COMPLETED:
@@ -60,6 +74,7 @@ async def apply(tx: Tx, was: Payment, after: Payment, *, cause: str, detail: str
     failpoint("handler.mid")
     saved = await store.save_payment(tx, was, after, cause=cause, detail=detail)
     await _follow(tx, was, saved)
+    await _close_alerts(tx, was, saved, closing or Closing(BY_ITSELF, f"the payment is {saved.state.value}"))
     return saved
 
 
@@ -162,11 +177,18 @@ async def contradict(tx: Tx, payment: Payment, heard: Heard, *, now: datetime) -
     return noted
 
 
-async def close_alerts(tx: Tx, payment: Payment, *, actor: str, reason: str) -> None:
-    """What was told to a person is decided; of one that still waits to go back, that it does not stays open."""
-    about = ("contradiction",) if payment.is_moving else ("contradiction", "return", "amount", "open")
-    for alert_id in await store.lock_alerts(tx, [f"payments.{one}:{payment.id}" for one in about]):
-        await resolve_alert(tx, alert_id, actor=actor[:MOST_OF_AN_ACTOR], reason=reason)
+async def _close_alerts(tx: Tx, was: Payment, payment: Payment, closing: Closing) -> None:
+    """What a person was told and is not so any more; of one that waits to go back, that it does not stays open."""
+    is_resolved = was.contradicted_at is not None and payment.contradicted_at is None
+    is_over = {
+        "contradiction": is_resolved,
+        "open": (was.is_open or is_resolved) and not payment.is_open,
+        "amount": (was.is_moving or is_resolved) and not payment.is_moving,
+        "return": (was.state is State.RETURNING or is_resolved) and not payment.is_moving,
+    }
+    subjects = [f"payments.{about}:{payment.id}" for about, is_so in is_over.items() if is_so]
+    for alert_id in await store.lock_alerts(tx, subjects) if subjects else []:
+        await resolve_alert(tx, alert_id, actor=closing.actor[:MOST_OF_AN_ACTOR], reason=closing.reason)
 
 
 async def void(tx: Tx, hold_id: UUID | None) -> None:

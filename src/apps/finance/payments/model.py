@@ -44,11 +44,12 @@ LAST_TRY = "last_try"
 LOST = "lost"
 REVERSED = "reversed"
 RESOLVED = "resolved"
-RECALLED = "recalled"
 NOT_APPROVED = "not_approved"
 """All that others hear of why a payment was not approved: who screens payments does not say what they look at."""
 UNTOLD = frozenset({SCREENING, REVIEW_REJECTED, REVIEW_EXPIRED})
-UNTOLD_CAUSES = frozenset({"review", "release", "recall"})
+UNTOLD_CAUSES = frozenset({"review", "release", "recall", REVERSED})
+TOLD_CAUSES = {"recall": REVERSED}
+"""That officers called a payment back reads as if a bookkeeper had reversed its posting."""
 
 
 class State(StrEnum):

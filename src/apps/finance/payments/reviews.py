@@ -17,7 +17,7 @@ from apps.finance.payments.effects import ASK, EXPIRE_REVIEW, SEND
 from apps.finance.payments.events import PaymentRejected
 from apps.finance.payments.model import (
     INSUFFICIENT_BALANCE,
-    RECALLED,
+    REVERSED,
     REVIEW_EXPIRED,
     REVIEW_REJECTED,
     REVIEW_WINDOW,
@@ -76,13 +76,16 @@ async def expire_review(tx: Tx, payment_id: UUID, *, tell: TellExpired) -> timed
 
 
 async def recall(tx: Tx, payment_id: UUID, *, actor: str) -> Payment:
-    """Give back what was posted and never reached the bank; AtTheBank when it may have it, or has had it."""
+    """Give back what was posted and never reached the bank; AtTheBank when it may have it, or has had it.
+
+    Its reason is that of any posting that was reversed: what others read must not tell of officers.
+    """
     found = await lock(tx, payment_id)
     was = found.payment
     if not is_with_us(was):
         raise AtTheBank(f"the payment is {was.state.value}, and the bank may have it")
     after = await effects.apply(
-        tx, was, was.move(State.PERMANENTLY_FAILED, reason=RECALLED), cause="recall", detail=said(actor, None)
+        tx, was, was.move(State.PERMANENTLY_FAILED, reason=REVERSED), cause="recall", detail=said(actor, None)
     )
     for name in (SEND, ASK):
         await cancel(tx, name, payment_id)

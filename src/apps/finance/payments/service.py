@@ -262,8 +262,10 @@ async def resolve(tx: Tx, payment_id: UUID, *, resolution: Resolution, actor: st
     is_complete = after.state is State.COMPLETED and was.state is not State.COMPLETED
     if is_complete and (await store.lock_posting(tx, was)).reversal_id is not None:
         raise NotResolvable("its posting was reversed, so the recipient has nothing: return it, and post anew")
-    saved = await effects.apply(tx, was, after, cause="resolve", detail=said(actor, f"{resolution.value}: {reason}"))
-    await effects.close_alerts(tx, saved, actor=actor, reason=reason)
+    saved = await effects.apply(
+        tx, was, after, cause="resolve", detail=said(actor, f"{resolution.value}: {reason}"),
+        closing=effects.Closing(actor, reason),
+    )  # fmt: skip
     for name in (ASK, RETURN):
         await cancel(tx, name, payment_id)
     if saved.state is State.RETURNING:
@@ -334,8 +336,7 @@ async def return_money(tx: Tx, payment_id: UUID) -> bool:
     after = await effects.give_back(tx, was.move(State.PERMANENTLY_FAILED, reason=was.reason))
     if after.state is State.RETURNING:
         return False
-    saved = await effects.apply(tx, was, after, cause="return")
-    await effects.close_alerts(tx, saved, actor=RETURN, reason="the money is back")
+    await effects.apply(tx, was, after, cause="return", closing=effects.Closing(RETURN, "the money is back"))
     return True
 
 

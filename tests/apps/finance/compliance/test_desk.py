@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,8 @@ async def test_the_queue_is_filtered_marks_what_is_overdue_and_hides_ones_own(de
     small, large = str(desk.small), str(desk.large)
     assert await listed(cora) == {small, large}
     assert await listed(carl) == {small, large, str(own)}
+    assert "Open 2 Wait" in main(await cora.get("/console/cases")), "a number tells of it as a list would"
+    assert "Open 3 Wait" in main(await carl.get("/console/cases"))
     assert await listed(cora, "?assignee=carl") == {large}
     assert await listed(cora, "?severity=HIGH") == {large}
     assert await listed(cora, "?severity=MEDIUM&kind=PAYMENT_REVIEW") == {small}
@@ -232,8 +235,11 @@ async def test_the_queue_is_filtered_marks_what_is_overdue_and_hides_ones_own(de
     assert await listed(cora, "?status=any&overdue=1") == set()
     assert "overdue" not in main(await cora.get(f"/console/cases/{desk.large}"))
     clock.advance(hours=30)
-    await desk.db.run(lambda tx: service.come_due(tx, desk.large))
+    for late in (desk.large, own):
+        await desk.db.run(partial(service.come_due, case_id=late))
     assert await listed(cora, "?status=any&overdue=1") == {large}
+    assert "Overdue 1 " in main(await cora.get("/console/cases"))
+    assert "Overdue 2 " in main(await carl.get("/console/cases"))
     assert "overdue" in main(await cora.get(f"/console/cases/{desk.large}"))
     refused = await cora.get(f"/console/cases/{own}")
     assert refused.status_code == 403
@@ -243,6 +249,9 @@ async def test_the_queue_is_filtered_marks_what_is_overdue_and_hides_ones_own(de
         assert (await cora.get(f"/console/cases{query}")).status_code == 400, query
     for id in ("019c0000-0000-7000-8000-000000000003", "nonsense"):
         assert (await cora.get(f"/console/cases/{id}")).status_code == 404
+    for before in (0, 1, 2**31, 2**63 - 1):
+        assert (await cora.get(f"/console/cases/{desk.large}?before={before}")).status_code == 200, before
+    assert (await cora.get(f"/console/cases/{desk.large}?before={2**63}")).status_code == 400
 
 
 async def test_a_case_says_why_it_is_there_and_what_it_is_about(desk: Desk) -> None:

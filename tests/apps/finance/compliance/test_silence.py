@@ -7,8 +7,11 @@ import json
 import pytest
 
 from apps.finance.compliance import events
+from apps.finance.ledger import service as ledger
 from duly.db import Database
-from tests.apps.finance.compliance.acting import APPROVE, REJECT, Office, add_rule
+from tests.apps.finance.compliance.acting import APPROVE, REJECT, Office, add_rule, open_customer
+from tests.apps.finance.compliance.test_resolve import flagged_payment
+from tests.apps.finance.payments.acting import do
 from tests.support import rows, value
 
 CANARY = "canary-4711"
@@ -65,6 +68,28 @@ async def test_a_reversal_names_nobody(office: Office) -> None:
         assert secret not in told, secret
     reason = "SELECT reason FROM ledger.transactions WHERE reverses_id = %(id)s"
     assert value(office.dsn, reason, {"id": transaction}) == "operations"
+
+
+async def test_a_payment_that_officers_called_back_reads_like_one_that_a_bookkeeper_reversed(
+    office: Office, db: Database
+) -> None:
+    """F9: that somebody has looked at it after it was posted would tip off whoever sent it."""
+    payment, case = await flagged_payment(office)
+    await office.do(case, "resolve", {**REJECT, "reason": f"{CANARY} reason"}, who="officer-olga")
+    loose = await do(db, open_customer)
+    other = (await office.payers.pay("10.00", payee=loose))["id"]
+    posted = value(office.dsn, "SELECT transaction_id FROM payments.payments WHERE id = %(id)s", {"id": other})
+    await do(db, lambda tx: ledger.reverse(tx, posted, reason="by hand"))
+    await office.screen()
+    called, reversed_ = await office.payers.read(payment), await office.payers.read(other)
+    for one in (called, reversed_):
+        assert (one["state"], one["reason"]) == ("PERMANENTLY_FAILED", "reversed")
+        line = one["history"][-1]
+        assert (line["toState"], line["cause"], line["detail"]) == ("PERMANENTLY_FAILED", "reversed", None)
+    told = json.dumps(called) + heard_outside(office.dsn)
+    for secret in (CANARY, "officer-olga", case, "recall", "compliance", "FRAUD"):
+        assert secret not in told, secret
+    office.check()
 
 
 async def test_what_compliance_tells_says_what_and_never_why(office: Office) -> None:

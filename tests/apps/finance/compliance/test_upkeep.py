@@ -10,6 +10,7 @@ import pytest
 
 from apps.finance.compliance import service, sql, workers
 from apps.finance.compliance.model import CaseNotFound
+from duly import Duly
 from duly.db import Database
 from duly.errors import Refused
 from tests.apps.finance.compliance.acting import APPROVE, REJECT, Office
@@ -188,3 +189,16 @@ async def test_a_released_payments_case_is_forgotten_although_the_payment_stays(
     office.clock.advance(days=3_000)
     assert await do(db, lambda tx: service.forget(tx, days=workers.DEFAULT_DAYS)) == (1, False)
     assert office.count("payments.payments") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("COMPLIANCE_FOUR_EYES", "a lot"), ("COMPLIANCE_SLA_HOURS", "CRITICAL=0"), ("COMPLIANCE_KEEP_DAYS", "0")],
+)
+def test_a_setting_that_nobody_understands_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, name: str, given: str
+) -> None:
+    """And not when the first payment is to be held."""
+    monkeypatch.setenv(name, given)
+    with pytest.raises(Refused, match=name):
+        workers.register(Duly())

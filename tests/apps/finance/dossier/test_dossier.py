@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from apps.finance.compliance import store
 from apps.finance.dossier import command, reading
 from apps.finance.dossier.model import SECTIONS, Outcome, check, read_public_key
 from apps.finance.dossier.signing import Signer
@@ -146,6 +147,34 @@ async def test_what_officers_did_is_in_it_line_by_line(payers: Payers, db: Datab
     types = [event["type"] for event in records(dossier, "events")]
     assert {"compliance.case.opened", "compliance.case.resolved", "payment.created"} <= set(types)
     assert [one["id"] for one in records(dossier, "decisions")] == [file["alert"]["decisionId"]]
+
+
+async def test_an_officer_gets_no_dossier_of_a_payment_of_their_own(payers: Payers, db: Database) -> None:
+    """Nobody is tipped off: what other officers think of it would be in it. It is refused whether they do or not."""
+    await add_rule(db, {"field": "amount", "op": "gt", "value": "50.00"}, "REVIEW")
+    own = payers.api.headers("teller", "compliance:resolve", "COMPLIANCE_OFFICER")
+    for amount in ("60.00", "10.00"):
+        path = f"/v1/payments/{(await payers.pay(amount))['id']}/dossier"
+        assert refused(await payers.api.client.get(path, headers=own))[:2] == (403, "own-payment")
+        assert (await payers.api.client.get(path, headers=officer(payers))).status_code == 200
+
+
+async def test_a_timeline_that_is_too_long_is_not_called_complete(
+    payers: Payers, db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add_rule(db, {"field": "amount", "op": "gt", "value": "50.00"}, "REVIEW")
+    made = await payers.pay("60.00")
+    case = value(dsn, "SELECT id FROM compliance.cases WHERE payment_id = %(id)s", {"id": made["id"]})
+    for _ in range(3):
+        said = await payers.api.client.post(
+            f"/v1/compliance/cases/{case}/comments", json={"text": "so"}, headers=officer(payers)
+        )
+        assert said.status_code == 201, said.text
+    dossier, _ = await fetch(payers, made["id"])
+    assert "cases" not in gaps(dossier)
+    monkeypatch.setattr(store, "MOST_LINES_OF_A_FILE", 3)
+    dossier, _ = await fetch(payers, made["id"])
+    assert section(dossier, "cases")["missing"] == [{"what": f"lines of case {case} after 3", "why": "limit"}]
 
 
 async def test_what_retention_has_taken_is_stated(payers: Payers, dsn: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import copy
+import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -316,3 +318,27 @@ def test_a_section_that_is_too_long_is_cut_and_says_so() -> None:
 def test_what_is_no_key_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no public key"):
         read_public_key(text)
+
+
+def test_the_hashes_are_those_of_the_documentation() -> None:
+    """docs/howto/dossier.md: whoever checks with a program of their own comes to the same."""
+
+    def c(value: Any) -> bytes:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+    def h(value: Any) -> str:
+        return hashlib.sha256(c(value)).hexdigest()
+
+    made = make()
+    about = ["duly.dossier/1", made["paymentId"], made["createdAt"]]
+    for section, listed in zip(made["sections"], made["manifest"]["sections"], strict=True):
+        head = h([*about, section["name"]])
+        for link in section["records"]:
+            head = h([head, link["record"]])
+            assert link["hash"] == head
+        assert listed["head"] == head
+    assert made["manifest"]["head"] == h([*about, made["manifest"]["sections"]])
+    signed = made["signature"]
+    key = Ed25519PublicKey.from_public_bytes(base64.b64decode(signed["publicKey"]))
+    said = c(["duly.dossier/1", "Ed25519", signed["keyId"], made["manifest"]["head"]])
+    key.verify(base64.b64decode(signed["value"]), said)  # raises when it is not over that

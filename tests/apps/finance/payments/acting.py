@@ -74,6 +74,10 @@ INVARIANTS = {
                   WHERE payment_id = p.id) AS l) AS h
         WHERE (h.lines, h.last, h.state, h.joins, h.tries) IS DISTINCT FROM
               (p.version::bigint, p.version, p.state, true, p.attempts::bigint)""",
+    "somebody is to look at a payment that is over": """
+        SELECT a.subject, p.state FROM payments.payments p JOIN duly.alerts a
+            ON a.subject = ANY(ARRAY['payments.open:' || p.id, 'payments.amount:' || p.id, 'payments.return:' || p.id])
+        WHERE a.resolved_at IS NULL AND NOT p.retryable AND p.state NOT IN ('PROCESSING', 'UNKNOWN', 'RETURNING')""",
     "a payment's facts do not tell its state": """
         SELECT p.id, p.state, e.types FROM payments.payments p CROSS JOIN LATERAL (
             SELECT coalesce(array_agg(l.type ORDER BY l.seq), '{}') AS types FROM duly.event_log l

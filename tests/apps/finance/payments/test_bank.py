@@ -154,6 +154,9 @@ async def test_a_bank_that_cannot_be_asked_is_asked_again_and_a_person_is_told(
     payers.settle(made["id"])
     await payers.run(hours=7)
     assert (payers.state(made["id"]), sends(payers)) == ("COMPLETED", 1)
+    assert alerts_of(dsn) == [], "nobody needs to look at it any more"
+    closed = "SELECT actor, reason FROM duly.audit WHERE action = 'alert.resolved'"
+    assert rows(dsn, closed) == [("payments", "the payment is COMPLETED")]
     payers.check()
 
 
@@ -239,6 +242,27 @@ async def test_a_payment_that_hangs_at_the_bank_is_told_to_a_person(payers: Paye
     for _ in range(14):
         await payers.run(hours=6.1)
     assert (payers.state(made["id"]), alerts_of(dsn)) == ("PROCESSING", ["payments.open"])
+    payers.check()
+    await payers.call(made["id"], "FAILED")
+    assert (payers.state(made["id"]), alerts_of(dsn)) == ("PERMANENTLY_FAILED", [])
+    payers.check()
+
+
+async def test_that_a_payment_was_open_for_long_is_no_news_once_it_is_known_that_the_bank_has_not_got_it(
+    payers: Payers, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is sent again in time; it is no longer the bank that a person should call."""
+    payers.order(Behaviour.DROP, count=1, forgets_keys=True)
+    made = await payers.pay("10.00")
+    await payers.run()
+    right = _url()
+    monkeypatch.setenv(URL_VARIABLE, f"http://127.0.0.1:{free_port()}")
+    for _ in range(5):
+        await payers.run(hours=7)
+    assert (payers.state(made["id"]), alerts_of(dsn)) == ("UNKNOWN", ["payments.open"])
+    monkeypatch.setenv(URL_VARIABLE, right)
+    await payers.run(hours=7)
+    assert (payers.state(made["id"]), alerts_of(dsn)) == ("FAILED", [])
     payers.check()
 
 

@@ -234,6 +234,7 @@ async def test_while_an_amount_is_disputed_a_settlement_must_name_it(payers: Pay
     await payers.call(made["id"], "SETTLED", amount="10.00", currency="PLN")
     payers.settle(made["id"])
     assert payers.state(made["id"]) == "COMPLETED"
+    assert f"payments.amount:{made['id']}" not in subjects_of(dsn)
     payers.check()
 
 
