@@ -26,24 +26,27 @@ ADMITTED_AT_ONCE = 100
 class Place:
     """How far the sweep has got among the deliveries that are under way."""
 
-    subscription_id: UUID = UUID(int=0)
-    status: str = ""
-    number: int = 0
+    subscription_id: UUID
+    status: str
+    number: int
 
     @classmethod
     def read(cls, payload: Mapping[str, Any]) -> Place:
         """From the job's payload; the beginning, when it names none."""
         if not payload:
-            return cls()
+            return BEGINNING
         return cls(UUID(payload["subscription_id"]), str(payload["status"]), int(payload["number"]))
 
 
-async def sweep(tx: Tx, *, most: int, after: Place | None = None, limit: int = LOOKED_AT) -> str:
+BEGINNING = Place(UUID(int=0), "", 0)
+
+
+async def sweep(tx: Tx, *, most: int, after: Place = BEGINNING, limit: int = LOOKED_AT) -> str:
     """Take back what was admitted and lost its job, and admit whatever there is room for.
 
     Of what is under way so many are looked at, from a place on; where there are more, a run that goes on is queued.
     """
-    looked = await fetch(tx, sql.FIND_STRAYS, limit=limit, **vars(after or Place()))
+    looked = await fetch(tx, sql.FIND_STRAYS, limit=limit, **vars(after))
     strays, reached = _choose(looked)
     idle = await fetch(tx, sql.FIND_IDLE, limit=ADMITTED_AT_ONCE)
     touched: list[UUID] = list(dict.fromkeys([*strays.values(), *(row[0] for row in idle)]))[:ADMITTED_AT_ONCE]
@@ -63,7 +66,7 @@ def _choose(looked: Sequence[Any]) -> tuple[dict[UUID, UUID], Place | None]:
     """Strays with their subscriptions, of as many as are locked at once; and where to go on, if there may be more."""
     strays: dict[UUID, UUID] = {}
     chosen: set[UUID] = set()
-    reached = Place()
+    reached = BEGINNING
     for id, subscription_id, status, number, is_stray, is_last in looked:
         if is_stray:
             chosen.add(subscription_id)

@@ -1,4 +1,4 @@
-"""The sweep: deliveries that lost their jobs are found however many others are under way, a bounded number at a time."""
+"""The sweep: deliveries that lost their jobs are found behind any number of others, so many at a time."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_run_looks_at_so_many_and_says_where_it_stopped(hooks: Hooks) ->
 
 
 async def test_a_place_passes_over_what_was_looked_at_and_nothing_else(hooks: Hooks) -> None:
-    """From the middle of a subscription's retries: not its queued ones, not its first ones, and all of the next one's."""
+    """From the middle of one's retries: not its queued ones, not its first ones, and all of the next one's."""
     first, second = (row[0] for row in rows(hooks.dsn, SUBSCRIBE, {"count": 2}))
     rows(hooks.dsn, PAUSE)
     make(hooks, first, 1, status="QUEUED")
