@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -56,7 +56,7 @@ async def sweep(tx: Tx, *, most: int, after: Place = BEGINNING, limit: int = LOO
         taken = await _take_back(tx, list(strays), held) if strays else 0
         admitted = await admit(tx, sorted(touched), most=most)
     if reached is not None:
-        payload = {name: value if name == "number" else str(value) for name, value in asdict(reached).items()}
+        payload = vars(reached) | {"subscription_id": str(reached.subscription_id)}
         await schedule(tx, SWEEP_JOB, REST, payload=payload, on_conflict="keep")
     rest = "; more are under way, and the next run is queued" if reached is not None else ""
     return f"took back {plural(taken, 'stray')} and admitted {admitted}{rest}"

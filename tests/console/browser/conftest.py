@@ -49,6 +49,8 @@ CUT_TABLES = """() => [...document.querySelectorAll("main .scroll")]
 LOOSE_TABLES = """() => [...document.querySelectorAll("main table")]
   .filter((table) => !table.closest(".scroll")).map((table) => table.innerText.slice(0, 40))"""
 ROOM_FOR_TABLES = 1280
+SHOTS = os.environ.get("DULY_DAYS")
+"""Where to leave a picture of every page that a test looks at, for somebody to look at."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -80,6 +82,11 @@ class Tab:
         """A dialog means that a script ran which is not ours."""
         self.complaints.append(f"a script ran: {dialog.message}")
         dialog.dismiss()
+
+    def keep_picture(self, name: str) -> None:
+        """The whole page, if somebody wants to see it."""
+        if SHOTS:
+            self.page.screenshot(path=Path(SHOTS) / f"{name}.png", full_page=True)
 
     def misfits(self) -> list[str]:
         """What of this page does not fit: the page itself, words in tables, and tables where there is room for them."""

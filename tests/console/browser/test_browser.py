@@ -150,6 +150,7 @@ def test_every_page_is_accessible_quiet_and_fits(
     found = []
     for path in pages_of(served, person):
         tab.go(path)
+        tab.keep_picture(f"{person}{re.sub(r'[^a-z]+', '-', path.removeprefix('/console'))[:50]}-{scheme}-{width}")
         found += [(path, one) for one in [*tab.axe(), *tab.misfits()]]
     assert found == []
     assert [one for one in tab.complaints if not expected(one)] == []
