@@ -26,14 +26,14 @@ FLAGS = [
 ]  # fmt: skip
 AXE = Path(__file__).parent / "assets" / "axe.min.js"
 SIGNED_IN = re.compile(r"/console(/rules|/cases)?$")  # who has one section only lands there
-# What stands in more than one line although it fits into one. A line may end after a space, a hyphen or a slash; what
-# is longer than any column may be broken.
+# What stands in more than one line although it fits into one. A line may end after a space, a hyphen or a slash, and
+# a long name's after its parts; what is longer than any column may be broken.
 BROKEN_WORDS = """() => {
   const found = [];
   for (const cell of document.querySelectorAll("main th, main td")) {
     const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
     while (texts.nextNode()) {
-      for (const word of texts.currentNode.data.matchAll(/[^\\s\\/?&–-]{2,24}(?=[\\s\\/?&–-]|$)/g)) {
+      for (const word of texts.currentNode.data.matchAll(/[^\\s\\/:._?&–-]{2,20}(?=[\\s\\/:._?&–-]|$)/g)) {
         const range = document.createRange();
         range.setStart(texts.currentNode, word.index);
         range.setEnd(texts.currentNode, word.index + word[0].length);
