@@ -302,9 +302,10 @@ def register_webhooks(app: Duly) -> None:
     async def resume_webhooks(ctx: JobContext, tx: Tx) -> Done:
         return Done(f"admitted {await deliverer.resume(tx, UUID(ctx.entity_id or ''))}")
 
-    @app.job("duly.sweep-webhooks")
-    async def sweep_webhooks(tx: Tx) -> Done:
-        return Done(await clean_webhooks.sweep(tx, most=share_of(settings.webhook_concurrency)))
+    @app.job(clean_webhooks.SWEEP_JOB)
+    async def sweep_webhooks(ctx: JobContext, tx: Tx) -> Done:
+        after = clean_webhooks.Place.read(ctx.payload)
+        return Done(await clean_webhooks.sweep(tx, most=share_of(settings.webhook_concurrency), after=after))
 
     @app.job("duly.forget-webhooks")
     async def forget_webhooks(tx: Tx) -> Done:

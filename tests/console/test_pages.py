@@ -14,7 +14,7 @@ from sqlalchemy import event, text
 
 from duly.app import Duly
 from duly.console import Pages, Section, show
-from duly.console.words import capped, changes, duration, said
+from duly.console.words import breaks, capped, changes, duration, said
 from duly.db import Database
 from duly.errors import Invalid
 from duly.operate.counts import Count
@@ -305,6 +305,14 @@ async def test_the_runs_of_a_job_are_filtered_before_they_are_paged(ada: httpx2.
 def test_a_sentence_is_escaped_with_and_without_its_commands() -> None:
     assert said("<b> `<i>` &") == "&lt;b&gt; <code>&lt;i&gt;</code> &amp;"
     assert said("<b> `<i> &") == "&lt;b&gt; `&lt;i&gt; &amp;"
+
+
+def test_a_long_name_may_go_on_after_a_part_of_it_and_is_escaped() -> None:
+    assert breaks("orders.expire") == "orders.expire"
+    assert breaks("<b>") == "&lt;b&gt;"
+    assert breaks("webhook_subscription:<b>/7") == (
+        '<span class="long">webhook_<wbr>subscription:<wbr>&lt;b&gt;/<wbr>7</span>'
+    )
 
 
 async def test_counts_stop_at_a_cap(ada: httpx2.AsyncClient, dsn: str) -> None:

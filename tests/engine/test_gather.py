@@ -90,3 +90,13 @@ async def test_closing_ends_what_is_under_way_and_lets_go_whoever_waits() -> Non
         found = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(one) for one in found] == [asyncio.CancelledError] * 3
     assert work.turns == [[2]], "nothing begins after the end"
+
+
+async def test_too_few_results_are_an_error_that_says_so_to_each() -> None:
+    async def forget(items: list[int]) -> list[int | Exception]:
+        return [0] * (len(items) - 1)
+
+    gather: Gather[int, int] = Gather(forget)
+    async with asyncio.timeout(10):
+        found = await asyncio.gather(gather.ask(1), gather.ask(2), return_exceptions=True)
+    assert [str(one) for one in found] == ["2 items were answered with 1 results"] * 2

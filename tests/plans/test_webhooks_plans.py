@@ -127,10 +127,15 @@ def test_a_statement_reads_no_more_than_it_takes(
     assert plan.buffers <= most_buffers, f"{plan.buffers} buffers\n{plan.text}"
 
 
+FIRST = {"subscription_id": "'00000000-0000-0000-0000-000000000000'", "status": "''", "number": "0"}
+LATER = {"subscription_id": "'00000000-0000-7000-8000-000000000100'", "status": "'RETRYING'", "number": "500000"}
+
+
 @any_planning
-def test_the_sweep_looks_at_what_is_under_way(dsn: str, generic: bool) -> None:
+@pytest.mark.parametrize(("place", "limit"), [(FIRST, "5000"), (FIRST, "50"), (LATER, "50")])
+def test_the_sweep_looks_at_what_is_under_way(dsn: str, generic: bool, place: dict[str, str], limit: str) -> None:
     with psycopg.connect(dsn, autocommit=False) as connection:
-        call = prepare(connection, sql.FIND_STRAYS.text, generic, limit="1000")
+        call = prepare(connection, sql.FIND_STRAYS.text, generic, limit=limit, **place)
         assert len(fetch(connection, call)) > 0
         plan = explain(connection, call)
     assert "webhook_deliveries" not in plan.tables_read_whole(), plan.text

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from markupsafe import Markup, escape
 
@@ -16,6 +18,8 @@ from duly.schedules.cron import Cron
 from duly.zones import find_zone
 
 CAP = 10_000
+SHORT_NAME = 24  # characters of a name that stays in one line
+_PARTS = re.compile(r"(?<=[:._/])")
 
 
 def capped(count: int | Count) -> str:
@@ -115,6 +119,14 @@ def _fields(text: str | None) -> dict[str, str]:
     }
 
 
+def breaks(name: str | UUID) -> Markup:
+    """A name or an id; one that is long may go on in the next line, after a part of it."""
+    text = str(name)
+    if len(text) <= SHORT_NAME:
+        return escape(text)
+    return Markup('<span class="long">{}</span>').format(Markup("<wbr>").join(_PARTS.split(text)))
+
+
 def said(sentence: str) -> Markup:
     """A sentence with its `commands` set apart; everything in it is escaped."""
     parts = sentence.split("`")
@@ -127,5 +139,5 @@ def said(sentence: str) -> Markup:
 
 FILTERS = {
     "capped": capped, "duration": duration, "when": when, "iso": iso, "relative": relative, "cron_words": cron_words,
-    "spark": spark, "changes": changes, "said": said,
+    "spark": spark, "changes": changes, "said": said, "breaks": breaks,
 }  # fmt: skip

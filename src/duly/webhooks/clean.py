@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from duly.db import Statement, Tx, fetch
@@ -12,25 +14,69 @@ from duly.webhooks import sql
 from duly.webhooks.admit import Locked, admit, lock
 from duly.webhooks.record import Alert, raise_alerts, repairable
 
+SWEEP_JOB = "duly.sweep-webhooks"
+REST = "rest"  # the job that goes on where another stopped: there is one of them at a time
 BATCH = 2_000
 BATCHES = 20
-STRAYS = 1_000
+LOOKED_AT = 5_000  # deliveries under way, by one run
 ADMITTED_AT_ONCE = 100
 
 
-async def sweep(tx: Tx, *, most: int) -> str:
-    """Take back what was admitted and lost its job, and admit whatever there is room for."""
-    found = await fetch(tx, sql.FIND_STRAYS, limit=STRAYS)
+@dataclass(frozen=True)
+class Place:
+    """How far the sweep has got among the deliveries that are under way."""
+
+    subscription_id: UUID
+    status: str
+    number: int
+
+    @classmethod
+    def read(cls, payload: Mapping[str, Any]) -> Place:
+        """From the job's payload; the beginning, when it names none."""
+        if not payload:
+            return BEGINNING
+        return cls(UUID(payload["subscription_id"]), str(payload["status"]), int(payload["number"]))
+
+
+BEGINNING = Place(UUID(int=0), "", 0)
+
+
+async def sweep(tx: Tx, *, most: int, after: Place = BEGINNING, limit: int = LOOKED_AT) -> str:
+    """Take back what was admitted and lost its job, and admit whatever there is room for.
+
+    Of what is under way so many are looked at, from a place on; where there are more, a run that goes on is queued.
+    """
+    looked = await fetch(tx, sql.FIND_STRAYS, limit=limit, **vars(after))
+    strays, reached = _choose(looked)
     idle = await fetch(tx, sql.FIND_IDLE, limit=ADMITTED_AT_ONCE)
-    touched: list[UUID] = list(dict.fromkeys([*(row[1] for row in found), *(row[0] for row in idle)]))
-    chosen = set(touched[:ADMITTED_AT_ONCE])
-    strays = [id for id, subscription_id in found if subscription_id in chosen]
+    touched: list[UUID] = list(dict.fromkeys([*strays.values(), *(row[0] for row in idle)]))[:ADMITTED_AT_ONCE]
     taken = admitted = 0
-    if chosen:
-        held = await lock(tx, sorted(chosen))
-        taken = await _take_back(tx, strays, held) if strays else 0
-        admitted = await admit(tx, sorted(chosen), most=most)
-    return f"took back {plural(taken, 'stray')} and admitted {admitted}"
+    if touched:
+        held = await lock(tx, sorted(touched))
+        taken = await _take_back(tx, list(strays), held) if strays else 0
+        admitted = await admit(tx, sorted(touched), most=most)
+    if reached is not None:
+        payload = vars(reached) | {"subscription_id": str(reached.subscription_id)}
+        await schedule(tx, SWEEP_JOB, REST, payload=payload, on_conflict="keep")
+    rest = "; more are under way, and the next run is queued" if reached is not None else ""
+    return f"took back {plural(taken, 'stray')} and admitted {admitted}{rest}"
+
+
+def _choose(looked: Sequence[Any]) -> tuple[dict[UUID, UUID], Place | None]:
+    """Strays with their subscriptions, of as many as are locked at once; and where to go on, if there may be more."""
+    strays: dict[UUID, UUID] = {}
+    chosen: set[UUID] = set()
+    reached = BEGINNING
+    for id, subscription_id, status, number, is_stray, is_last in looked:
+        if is_stray:
+            chosen.add(subscription_id)
+            if len(chosen) > ADMITTED_AT_ONCE:
+                return strays, reached
+            strays[id] = subscription_id
+        reached = Place(subscription_id, status, number)
+        if is_last:
+            return strays, reached
+    return strays, None
 
 
 async def _take_back(tx: Tx, strays: list[UUID], held: Sequence[Locked]) -> int:

@@ -157,16 +157,31 @@ VALUES (duly.now(), 'duly', 'webhook_subscription.disabled', 'webhook_subscripti
 
 # ----------------------------------------------------------------------------------------------- sweep and clean-up
 
-# Whatever was admitted and has no job any more: an operator cancelled it, or threw its dead letter away.
+# Whatever was admitted and has no job any more: an operator cancelled it, or threw its dead letter away. So many are
+# looked at from one place on, in order of subscription, status and number; where there may be more, with the last one.
+# A job is found by its entity: by its name there are as many as deliveries, and a planner without statistics (measured:
+# 5,000 deliveries and jobs that were just made) would walk over all of them for each.
 FIND_STRAYS = Statement("""
-SELECT d.id, d.subscription_id FROM duly.webhook_subscriptions s
-CROSS JOIN LATERAL (
-    SELECT o.id, o.subscription_id FROM duly.webhook_deliveries o
-    WHERE o.subscription_id = s.id AND o.status IN ('QUEUED', 'RETRYING') ORDER BY o.status, o.number
-    LIMIT CAST(:limit AS int)) AS d
-WHERE (SELECT true FROM duly.jobs j
-       WHERE j.entity_id = d.id::text AND j.name = 'duly.deliver-webhook' LIMIT 1) IS NULL
-LIMIT CAST(:limit AS int)
+WITH looked AS MATERIALIZED (
+    SELECT d.id, s.id AS subscription_id, t.status, d.number
+    FROM duly.webhook_subscriptions s CROSS JOIN (VALUES ('QUEUED'), ('RETRYING')) AS t(status)
+    CROSS JOIN LATERAL (
+        SELECT o.id, o.number FROM duly.webhook_deliveries o
+        WHERE o.subscription_id = s.id AND o.status = t.status
+          AND o.number > CASE WHEN s.id = CAST(:subscription_id AS uuid) AND t.status = CAST(:status AS text)
+                              THEN CAST(:number AS bigint) ELSE 0 END
+        ORDER BY o.number LIMIT CAST(:limit AS int)) AS d
+    WHERE s.id >= CAST(:subscription_id AS uuid)
+      AND (s.id > CAST(:subscription_id AS uuid) OR t.status >= CAST(:status AS text))
+    ORDER BY s.id, t.status, d.number LIMIT CAST(:limit AS int)
+)
+SELECT id, subscription_id, status, number, is_stray, place = CAST(:limit AS int) AS is_last
+FROM (SELECT l.*, row_number() OVER (ORDER BY l.subscription_id, l.status, l.number) AS place,
+             (SELECT true FROM duly.jobs j
+              WHERE j.entity_id = l.id::text AND j.name || '' = 'duly.deliver-webhook' LIMIT 1) IS NULL AS is_stray
+      FROM looked l) AS found
+WHERE is_stray OR place = CAST(:limit AS int)
+ORDER BY place
 """)
 # Asked again under the lock: its job may just have been made. One whose job is a dead letter would only die again.
 TAKE_BACK_STRAYS = Statement("""
@@ -180,7 +195,7 @@ CROSS JOIN LATERAL (SELECT EXISTS (SELECT 1 FROM duly.dead_letters l
                    ) AS buried
 WHERE d.id = stray.id AND d.status IN ('QUEUED', 'RETRYING')
   AND (SELECT true FROM duly.jobs j
-       WHERE j.entity_id = d.id::text AND j.name = 'duly.deliver-webhook' LIMIT 1) IS NULL
+       WHERE j.entity_id = d.id::text AND j.name || '' = 'duly.deliver-webhook' LIMIT 1) IS NULL
 RETURNING d.id, d.subscription_id, d.status
 """)
 # With something under way, its end admits the next.

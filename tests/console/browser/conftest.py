@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,6 +25,32 @@ FLAGS = [
     "--no-first-run",
 ]  # fmt: skip
 AXE = Path(__file__).parent / "assets" / "axe.min.js"
+SIGNED_IN = re.compile(r"/console(/rules|/cases)?$")  # who has one section only lands there
+# What stands in more than one line although it fits into one. A line may end after a space, a hyphen or a slash, and
+# a long name's after its parts; what is longer than any column may be broken.
+BROKEN_WORDS = """() => {
+  const found = [];
+  for (const cell of document.querySelectorAll("main th, main td")) {
+    const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      for (const word of texts.currentNode.data.matchAll(/[^\\s\\/:._?&–-]{2,20}(?=[\\s\\/:._?&–-]|$)/g)) {
+        const range = document.createRange();
+        range.setStart(texts.currentNode, word.index);
+        range.setEnd(texts.currentNode, word.index + word[0].length);
+        const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+        if (lines.size > 1) found.push(word[0]);
+      }
+    }
+  }
+  return found;
+}"""
+CUT_TABLES = """() => [...document.querySelectorAll("main .scroll")]
+  .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.getAttribute("aria-labelledby"))"""
+LOOSE_TABLES = """() => [...document.querySelectorAll("main table")]
+  .filter((table) => !table.closest(".scroll")).map((table) => table.innerText.slice(0, 40))"""
+ROOM_FOR_TABLES = 1280
+SHOTS = os.environ.get("DULY_DAYS")
+"""Where to leave a picture of every page that a test looks at, for somebody to look at."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,12 +76,28 @@ class Tab:
         """As a person does: choose who to be."""
         self.go("/console")
         self.page.click(f'button[value="{person}"]')
-        self.page.wait_for_url("**/console")
+        self.page.wait_for_url(SIGNED_IN)
 
     def refuse(self, dialog: Any) -> None:
         """A dialog means that a script ran which is not ours."""
         self.complaints.append(f"a script ran: {dialog.message}")
         dialog.dismiss()
+
+    def keep_picture(self, name: str) -> None:
+        """The whole page, if somebody wants to see it."""
+        if SHOTS:
+            self.page.screenshot(path=Path(SHOTS) / f"{name}.png", full_page=True)
+
+    def misfits(self) -> list[str]:
+        """What of this page does not fit: the page itself, words in tables, and tables where there is room for them."""
+        page = self.page
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        found = [f"the page is {wide} px too wide"] if wide > 0 else []
+        found += [f"broken word: {word}" for word in page.evaluate(BROKEN_WORDS)]
+        found += [f"table without a box: {text}" for text in page.evaluate(LOOSE_TABLES)]
+        if page.viewport_size["width"] >= ROOM_FOR_TABLES:
+            found += [f"cut table: {name}" for name in page.evaluate(CUT_TABLES)]
+        return found
 
     def axe(self) -> list[str]:
         """What axe finds, by rule and place. It is evaluated by the debugger, which no policy of the page stops."""

@@ -151,6 +151,40 @@ FILL += (
     "'2 d', now() - interval '2 d', 1)",
 )
 
+# A week of cases about money that was posted; each decided by two, so that what a test decides alone is its own.
+FILL += (
+    """
+    INSERT INTO compliance.alerts (id, source, transaction_id, rule_set_id, rule_set_version, outcome, severity, facts,
+                                   matched, incomplete, trace, raised_at)
+    SELECT ('01990000-0000-7000-8000-' || lpad((3000 + t.n)::text, 12, '0'))::uuid, 'AML', t.id, 'aml-screening', 3,
+           'REVIEW', (ARRAY['MEDIUM', 'CRITICAL', 'LOW', 'HIGH'])[1 + t.n % 4], a.facts, a.matched, a.incomplete,
+           a.trace, now() - t.n * interval '19 h'
+    FROM (SELECT id, row_number() OVER (ORDER BY id) AS n FROM ledger.transactions ORDER BY id LIMIT 8) AS t
+    CROSS JOIN (SELECT * FROM compliance.alerts LIMIT 1) AS a
+    """,
+    """
+    INSERT INTO compliance.cases (id, kind, status, severity, alert_id, transaction_id, amount, currency, needs_two,
+        assignee, due_at, overdue_at, proposed_decision, proposed_code, proposed_reason, proposed_by, proposed_at,
+        decision, reason_code, reason, effect, resolved_by, confirmed_by, ended_at, created_at, updated_at)
+    SELECT a.id, 'AML', c.status, a.severity, a.id, a.transaction_id, 1049900 + 731500 * a.n, 'PLN', true,
+           CASE WHEN a.n % 2 = 0 THEN 'carl' END, a.raised_at + interval '48 h',
+           CASE WHEN c.status = 'OPEN' AND a.n > 2 THEN a.raised_at + interval '48 h' END,
+           p.decision, p.code, p.reason, p.officer, p.at, r.decision, r.code, r.reason, r.effect, r.officer, r.second,
+           r.at, a.raised_at, now()
+    FROM (SELECT *, row_number() OVER (ORDER BY id) AS n FROM compliance.alerts WHERE source = 'AML') AS a
+    CROSS JOIN LATERAL (SELECT CASE a.n % 4 WHEN 2 THEN 'PROPOSED' WHEN 0 THEN 'RESOLVED' ELSE 'OPEN' END) AS c(status)
+    LEFT JOIN (VALUES ('PROPOSED', 'REJECT', 'SOURCE_OF_FUNDS_UNKNOWN', 'No invoice, new payee.', 'carl', now()))
+        AS p(status, decision, code, reason, officer, at) ON p.status = c.status
+    LEFT JOIN (VALUES ('RESOLVED', 'APPROVE', 'WITHIN_PROFILE', 'As usual.', 'MONEY_STAYS', 'carl', 'cora', now()))
+        AS r(status, decision, code, reason, effect, officer, second, at) ON r.status = c.status
+    """,
+    """
+    INSERT INTO compliance.case_events (case_id, number, at, actor, kind, detail)
+    SELECT id, 1, created_at, 'system', 'OPENED', jsonb_build_object('alertId', alert_id)
+    FROM compliance.cases WHERE kind = 'AML'
+    """,
+)
+
 
 async def load_samples(dsn: str, directory: Path) -> None:
     """What ``make run`` shows of the applications."""

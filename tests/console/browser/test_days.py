@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx2
 
@@ -13,18 +11,14 @@ from tests.console.browser.conftest import Tab, World
 from tests.support import rows, value
 
 Open = Callable[..., Tab]
-SHOTS = os.environ.get("DULY_DAYS")
-"""Where to leave a picture of each step, for somebody to look at."""
 
 
 def check(tab: Tab, name: str) -> None:
-    """What must be true of every page: one heading, no wider than its window, nothing that axe minds."""
+    """What must be true of every page: one heading, nothing that does not fit, nothing that axe minds."""
     page = tab.page
-    if SHOTS:
-        page.screenshot(path=Path(SHOTS) / f"{name}.png", full_page=True)
+    tab.keep_picture(name)
     assert page.locator("h1").count() == 1, name
-    wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert wide <= 0, name
+    assert tab.misfits() == [], name
     assert tab.axe() == [], name
 
 

@@ -40,10 +40,11 @@ BODY = b'{"data": {"id": "evt-1"}, "amount": "10.00"}'
 
 @dataclass
 class Desk:
-    """An application with three receivers, and what its endpoints did."""
+    """An application with four receivers, and what its endpoints did."""
 
     client: httpx2.AsyncClient
     hooks: Hooks
+    api: FastAPI
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     entered: asyncio.Event = field(default_factory=asyncio.Event)
     fail: bool = False
@@ -87,6 +88,7 @@ async def opened(hooks: Hooks) -> AsyncIterator[Desk]:
     stamped = Receiver(
         "stamped", scheme=Scheme.plain(timestamp_header="X-Timestamp"), event_id="data.id", secrets=[SecretStr(CODED)]
     )
+    hashed = Receiver("hashed", scheme=Scheme.plain(), event_id="data.id", secrets=[SecretStr(CODED)], keeps_ids=False)
 
     async def act(received: Received, tx: RequestTx) -> dict[str, str]:
         await tx.execute(text("INSERT INTO effects (key) VALUES (:key)"), {"key": received.event_id})
@@ -110,9 +112,13 @@ async def opened(hooks: Hooks) -> AsyncIterator[Desk]:
     async def take_stamped(received: Annotated[Received, Depends(stamped)], tx: RequestTx) -> dict[str, str]:
         return await act(received, tx)
 
+    @router.post("/hashed", openapi_extra={"x-idempotent": False})
+    async def take_hashed(received: Annotated[Received, Depends(hashed)], tx: RequestTx) -> dict[str, str]:
+        return await act(received, tx)
+
     api.include_router(router)
     async with served(api) as client:
-        desk = Desk(client, hooks)
+        desk = Desk(client, hooks, api)
         yield desk
 
 
@@ -198,9 +204,19 @@ async def test_a_rotated_secret_is_valid_for_its_overlap_and_no_longer(desk: Des
     await add_secret(desk.hooks.db, desk.hooks, newer, overlap_hours=1)
     assert (await desk.standard(id="a")).status_code == 200
     assert (await desk.standard(id="b", secret=newer)).status_code == 200
-    clock.advance(hours=1)
+    clock.advance(minutes=59)
+    assert (await desk.standard(id="e", at=NOW + 3540)).status_code == 200
+    clock.advance(minutes=1)
     assert (await desk.standard(id="c", at=NOW + 3600)).status_code == 401
     assert (await desk.standard(id="d", secret=newer, at=NOW + 3600)).status_code == 200
+
+
+async def test_a_made_secret_of_a_provider_is_returned_once_and_a_given_one_is_not(hooks: Hooks) -> None:
+    async with hooks.db.transaction() as tx:
+        assert await add_provider_secret(tx, hooks.keyring, "parcels", secret=SECRET, actor="test") is None
+        made = await add_provider_secret(tx, hooks.keyring, "parcels", actor="test")
+    assert made is not None
+    assert made.startswith("whsec_")
 
 
 async def test_a_provider_without_a_secret_is_refused(hooks: Hooks, clock: BusinessClock) -> None:
@@ -269,6 +285,29 @@ async def test_a_body_larger_than_the_receivers_limit_is_413(desk: Desk) -> None
     assert (await desk.standard(body)).status_code == 413
 
 
+async def test_a_body_as_large_as_the_receivers_limit_is_taken(desk: Desk) -> None:
+    assert (await desk.standard(b" " * 4_096)).status_code == 200
+
+
+async def test_a_receiver_that_keeps_no_ids_knows_an_event_by_its_hash(desk: Desk) -> None:
+    """A provider may write a name into an id: it is in no table, and a replay is found all the same."""
+    right = {"X-Signature": hexed(CODED, BODY)}
+    answers = [(await desk.plain(right, path="/hashed")).json()["status"] for _ in range(2)]
+    assert answers == ["done", "duplicate"]
+    kept = rows(desk.hooks.dsn, "SELECT provider_event_id FROM duly.received_webhooks")
+    assert kept == [(hashlib.sha256(b"evt-1").hexdigest(),)]
+
+
+async def test_a_caller_that_is_no_address_is_not_in_the_log(desk: Desk) -> None:
+    """Behind a proxy the caller is what a header says."""
+    transport = httpx2.ASGITransport(desk.api, client=("evil\nline", 1))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://proxied") as proxied:
+        with capture_logs() as logs:
+            assert (await proxied.post("/standard", content=BODY)).status_code == 401
+    (line,) = [entry for entry in logs if entry["event"] == "webhook_refused"]
+    assert line["remote_address"] is None
+
+
 async def test_a_slow_body_is_408(desk: Desk) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", desk.client.base_url.port)
     lines = [f"{name}: {value}" for name, value in standard_headers(b"{}").items()]
@@ -296,7 +335,21 @@ async def test_plain_signatures_over_the_body_and_over_timestamp_and_body(desk: 
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"null", b"[]", b"{}", b'{"data":{}}', b'{"data":{"id":null}}', b'{"data":{"id":""}}', b"\xff", b"{"]
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"data":{}}',
+        b'{"data":{"id":null}}',
+        b'{"data":{"id":""}}',
+        b"\xff",
+        b"{",
+        b'{"data":{"id":true}}',
+        b'{"data":{"id":1.5}}',
+        b'{"data":{"id":["evt-1"]}}',
+    ],
 )
 async def test_a_signed_body_that_names_no_event_is_400(desk: Desk, body: bytes) -> None:
     answer = await desk.plain({"X-Signature": "sha256=" + hexed(CODED, body)}, body)

@@ -131,6 +131,13 @@ def test_development_makes_a_key_for_its_owner_alone(tmp_path: Path) -> None:
     assert "a secret" not in repr(sealed)
 
 
+def test_the_same_secret_is_never_sealed_into_the_same_bytes(tmp_path: Path) -> None:
+    """A nonce that comes twice gives the key away."""
+    keyring = Keyring.open(make_settings())
+    sealed = {keyring.seal("a secret", place="p").sealed for _ in range(100)}
+    assert len({one[:12] for one in sealed}) == 100
+
+
 def test_production_without_a_key_says_what_to_set(tmp_path: Path) -> None:
     keyring = Keyring.open(Settings(env="production", data=tmp_path, encryption_keys=SecretStr("")))
     with pytest.raises(Refused, match="DULY_ENCRYPTION_KEYS"):

@@ -40,6 +40,8 @@ def test_one_changed_byte_is_another_message(secret: str, body: bytes, flip: int
     hexed = sign_plain(secret, body)
     assert is_standard([PLAIN + "x", secret], signature, id="i", timestamp="5", body=body)
     assert is_plain([PLAIN + "x", secret], hexed.upper(), body)
+    assert is_standard([secret, PLAIN + "x"], f"{signature} v1,AAAA", id="i", timestamp="5", body=body)
+    assert is_plain([secret, PLAIN + "x"], hexed, body)
     changed = bytearray(body or b"x")
     changed[flip % len(changed)] ^= 1 + flip % 255
     if bytes(changed) != body:
@@ -56,6 +58,29 @@ def test_one_changed_byte_is_another_message(secret: str, body: bytes, flip: int
 def test_what_is_no_signature_is_not_right(given: str) -> None:
     assert not is_standard([SECRET], given, id="i", timestamp="5", body=b"")
     assert not is_plain([SECRET], given, b"")
+
+
+def test_a_signature_of_another_version_is_not_right_although_its_bytes_are() -> None:
+    right = sign_standard(SECRET, id="i", timestamp=5, body=b"")
+    assert not is_standard([SECRET], "v2" + right.removeprefix("v1"), id="i", timestamp="5", body=b"")
+
+
+def test_every_pair_is_compared_in_constant_time_whichever_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a comparison with == would tell by its time, and what an early end would."""
+    compared: list[tuple[bytes, bytes]] = []
+    compare = hmac.compare_digest
+
+    def watched(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return compare(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", watched)
+    right = sign_standard(SECRET, id="i", timestamp=5, body=b"")
+    assert is_standard([SECRET, PLAIN], f"{right} v1,AAAA v1,BBBB", id="i", timestamp="5", body=b"")
+    assert len(compared) == 6
+    compared.clear()
+    assert is_plain([SECRET, PLAIN], sign_plain(SECRET, b""), b"")
+    assert len(compared) == 2
 
 
 def test_many_signatures_are_looked_at_up_to_a_bound() -> None:
