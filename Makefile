@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-plans test-console test-apps test-browser screenshots bench-console test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
+.PHONY: help run test test-plans test-console test-apps test-browser test-keycloak screenshots bench-console test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
   bench-memory bench-report bench-birthdays bench-webhooks bench-ledger bench-decisions bench-payments bench-aml chaos simulate decade
 
 help: ## show this list
@@ -55,6 +55,11 @@ $(BROWSER)/.installed: tests/console/browser/requirements.lock $(STAMP)
 test-browser: $(STAMP) $(BROWSER)/.installed ## the console in a real Chromium (installed from Debian's packages if absent)
 	@command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
 	@PYTHONPATH=$(BROWSER) $(BIN)/python -m pytest -m browser tests/console/browser
+
+test-keycloak: $(STAMP) ## tokens, sign-in, keys and outages with a real Keycloak (by Maven, on Java 17 or later; Debian's if absent)
+	@command -v mvn >/dev/null || (apt-get update -qq && apt-get install -y -qq maven)
+	@$(BIN)/python -m tests.keycloak.distribution
+	@$(BIN)/python -m pytest -m keycloak tests/keycloak
 
 screenshots: $(STAMP) $(BROWSER)/.installed ## take the pictures in docs/console anew
 	@PYTHONPATH=$(BROWSER) DULY_SCREENSHOTS=1 $(BIN)/python -m pytest -m browser -k pictures tests/console/browser

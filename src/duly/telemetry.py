@@ -45,6 +45,7 @@ WEBHOOK_SECONDS = Histogram(
     buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30),
 )
 WEBHOOKS_REFUSED = Counter("duly_webhooks_refused_total", "Webhooks that came with no valid signature", ["provider"])
+PROVIDER_UP = Gauge("duly_identity_provider_up", "1 if it gave its keys when last asked, 0 if not", ["issuer"])
 DUTY_UP = Gauge("duly_duty_up", "1 while a duty does its work, 0 while it waits for the database", ["duty"])
 
 
