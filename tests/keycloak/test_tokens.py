@@ -1,4 +1,4 @@
-"""Tokens that Keycloak gives to services, at our api: who gets in, who does not, and what they are told (E5.1, E5.2)."""
+"""Tokens that Keycloak gives to services, at our api: who gets in, who does not, what they are told (E5.1, E5.2)."""
 
 from __future__ import annotations
 
