@@ -12,7 +12,7 @@ from tests.engine.cli.commands import wait_until
 from tests.keycloak.pages import Site, browser, parts_of, sign_in
 from tests.keycloak.server import Keycloak
 
-pytestmark = [pytest.mark.keycloak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.keycloak, pytest.mark.timeout(1800)]
 ORDERS = "/v1/orders"
 SLACK_SECONDS = 20.0  # for a busy machine
 

@@ -29,7 +29,7 @@ from tests.keycloak.pages import (
 from tests.keycloak.server import Keycloak
 from tests.support import rows, value
 
-pytestmark = [pytest.mark.keycloak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.keycloak, pytest.mark.timeout(1800)]
 SESSIONS = "SELECT count(*) FROM duly.console_sessions WHERE revoked_at IS NULL"
 APP = "https://app.example.com/signed-in"
 
@@ -49,8 +49,7 @@ def authorize(keycloak: Keycloak, **changes: str) -> tuple[str, str]:
 def redeem(keycloak: Keycloak, code: str, verifier: str) -> httpx2.Response:
     """What that application does with a code."""
     form = {"grant_type": "authorization_code", "client_id": "duly-customers", "code": code, "redirect_uri": APP}
-    answer: httpx2.Response = keycloak.grant({**form, "code_verifier": verifier})
-    return answer
+    return keycloak.grant({**form, "code_verifier": verifier})
 
 
 def test_an_administrator_signs_in_works_and_signs_out(site: Site, dsn: str) -> None:
