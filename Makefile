@@ -10,6 +10,9 @@ STAMP := $(VENV)/.installed
   bench-report bench-birthdays bench-webhooks bench-ledger bench-decisions bench-payments bench-aml bench-brokers \
   chaos simulate decade bench-kyc
 
+.PHONY: help run test test-plans test-console test-apps test-browser test-keycloak screenshots bench-console test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
+  bench-memory bench-report bench-birthdays bench-webhooks bench-ledger bench-decisions bench-payments bench-aml chaos simulate decade
+
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
@@ -71,6 +74,11 @@ test-brokers: $(STAMP) $(BROKERS)/.installed ## one suite over NATS, Kafka, Rabb
 bench-brokers: $(STAMP) $(BROKERS)/.installed ## events a second over each broker, to acknowledgement and to a consumer's commit; latency (N, LEAVE_OUT)
 	@PYTHONPATH=$(BROKERS) LEAVE_OUT=$(LEAVE_OUT) $(BIN)/python -m tests.brokers.install
 	@PYTHONPATH=$(BROKERS) LEAVE_OUT=$(LEAVE_OUT) $(BIN)/python -m benchmarks.brokers --count $(or $(N),5000)
+
+test-keycloak: $(STAMP) ## tokens, sign-in, keys and outages with a real Keycloak (by Maven, on Java 17 or later; Debian's if absent)
+	@command -v mvn >/dev/null || (apt-get update -qq && apt-get install -y -qq maven)
+	@$(BIN)/python -m tests.keycloak.distribution
+	@$(BIN)/python -m pytest -m keycloak tests/keycloak
 
 screenshots: $(STAMP) $(BROWSER)/.installed ## take the pictures in docs/console anew
 	@PYTHONPATH=$(BROWSER) DULY_SCREENSHOTS=1 $(BIN)/python -m pytest -m browser -k pictures tests/console/browser

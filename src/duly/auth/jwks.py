@@ -16,11 +16,13 @@ from duly.auth.challenges import invalid_token
 from duly.auth.provider import FAILURES, TIMEOUT_SECONDS, BadAnswer, create_client, describe, discover, fetch_object
 from duly.clock import monotonic
 from duly.errors import Unavailable
+from duly.telemetry import PROVIDER_UP
 
 log = structlog.get_logger("duly.jwks")
 FRESH_SECONDS = 600.0
 STALE_SECONDS = 3600.0
 COOL_DOWN_SECONDS = 10.0
+OVERDUE = 2  # keys of twice the age at which they are refreshed: nobody asked for a while, and one may be withdrawn
 PAUSE_WITHOUT_KEYS_SECONDS = 2.0  # nobody gets in meanwhile; what Retry-After says
 KEYS_LIMIT = 50
 KID_LIMIT = 256
@@ -52,13 +54,13 @@ class JwksCache:
         self._keys: Mapping[str, RSAKey] = {}
         self._fetched_at: float | None = None  # the last success
         self._tried_at: float | None = None  # the last attempt, whatever became of it
-        self._failed = False
+        self._failed = False  # the last attempt that ended
         self._fetching: asyncio.Task[None] | None = None
         self._closed = False
 
     async def key(self, kid: str) -> RSAKey:
         """The key of this name; Unauthenticated when there is none, Unavailable when that cannot be known."""
-        if (found := self._known(kid)) is not None:
+        if (found := self._known(kid)) is not None and not self._is_overdue():
             if self._age() >= self._fresh_seconds:
                 self._start()  # in the background: this request does not wait
             return found
@@ -69,6 +71,17 @@ class JwksCache:
         if self._failed or not self._usable():
             raise Unavailable("the identity provider's keys cannot be fetched: try again later")
         raise invalid_token("the key that signed the token is not among the provider's")
+
+    def look(self) -> tuple[bool, str]:
+        """Whether the provider answered when it was last asked, in words; if it did not, or long ago, ask it again."""
+        if self._failed or self._age() >= self._fresh_seconds:
+            self._start()  # in the background, and no more often than for a token
+        if self._failed and self._usable():
+            minutes = (self._stale_seconds - self._age()) // 60
+            return False, f"away; the keys that are known are good for {minutes:.0f} more minutes"
+        if self._failed:
+            return False, "away, and none of its keys is known: whoever brings a token is answered 503"
+        return True, "not asked yet" if self._fetched_at is None else "answers"
 
     async def close(self) -> None:
         """End a fetch that is under way, and the connections."""
@@ -82,6 +95,9 @@ class JwksCache:
 
     def _known(self, kid: str) -> RSAKey | None:
         return self._keys.get(kid) if self._usable() else None
+
+    def _is_overdue(self) -> bool:
+        return not self._failed and self._age() >= OVERDUE * self._fresh_seconds
 
     def _usable(self) -> bool:
         return self._age() < self._stale_seconds
@@ -104,16 +120,18 @@ class JwksCache:
 
     async def _refresh(self) -> None:
         """Replace the keys, or keep what there is: a failure, whatever its kind, removes nothing."""
-        self._failed = True  # until it has succeeded
+        succeeded = False
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 keys = await self._fetch()
+            if keys.keys() != self._keys.keys():
+                log.info("jwks_changed", issuer=self.issuer, keys=len(keys))
+            self._keys, self._fetched_at, succeeded = keys, self._tried_at, True
         except FAILURES as error:
             log.warning("jwks_refresh_failed", issuer=self.issuer, reason=describe(error), keys_known=len(self._keys))
-            return
-        if keys.keys() != self._keys.keys():
-            log.info("jwks_changed", issuer=self.issuer, keys=len(keys))
-        self._keys, self._fetched_at, self._failed = keys, self._tried_at, False
+        finally:
+            self._failed = not succeeded
+            PROVIDER_UP.labels(self.issuer).set(succeeded)
 
     async def _fetch(self) -> Mapping[str, RSAKey]:
         if self._client is None:

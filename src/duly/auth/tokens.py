@@ -91,6 +91,10 @@ class Verifier:
         names = (claims.get("name"), claims.get("preferred_username"))
         return subject, next((str(name) for name in names if _is_name(name)), subject)
 
+    def look(self) -> tuple[bool, str]:
+        """Whether the provider gives its keys, in words that anybody may read."""
+        return self._jwks.look()
+
     async def close(self) -> None:
         """Close the key cache."""
         await self._jwks.close()

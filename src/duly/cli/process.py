@@ -255,7 +255,7 @@ def build_api(
 async def _announce(api: FastAPI, server: Server, listener: socket.socket, stop: asyncio.Event) -> None:
     """Print the URLs once, as soon as everything is ready."""
     while not stop.is_set():
-        if server.started and all(check.ok for check in (await api.state.readiness.check()).values()):
+        if server.started and all(check.is_fine for check in (await api.state.readiness.check()).values()):
             break
         await wait_for_any(READY_POLL_SECONDS, stop)
     else:

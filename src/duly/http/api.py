@@ -46,7 +46,7 @@ def create_api(
 
     Whoever mounts more adds to ``state.links``, and the front page shows it; what must be closed, to ``state.closing``.
     """
-    readiness = Readiness(db, duties, app.migrations)
+    readiness = Readiness(db, duties, app.migrations, verifier=verifier)
 
     @contextlib.asynccontextmanager
     async def lifespan(served: FastAPI) -> AsyncIterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from duly.app import Migrations
+from duly.auth.tokens import Verifier
 from duly.clock import monotonic
 from duly.db import Database
 from duly.duty import Duty
@@ -37,14 +38,28 @@ class Check:
 
     ok: bool
     detail: str
+    is_needed: bool = True
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether the process can do its work as far as this goes."""
+        return self.ok or not self.is_needed
 
 
 class Readiness:
     """Asks the database on a connection of its own, so that a busy pool does not look like an outage."""
 
-    def __init__(self, db: Database, duties: Sequence[Duty], own: Sequence[Migrations] = ()) -> None:
+    def __init__(
+        self,
+        db: Database,
+        duties: Sequence[Duty],
+        own: Sequence[Migrations] = (),
+        *,
+        verifier: Verifier | None = None,
+    ) -> None:
         self._db = db
         self._duties = duties
+        self._verifier = verifier
         self._schemas = {"schema": Migrations(MIGRATIONS, "schema_version")}
         self._schemas |= {migrations.table.replace("_version", ""): migrations for migrations in own}
         self._connection: Any = None
@@ -85,6 +100,8 @@ class Readiness:
         for duty in self._duties:
             detail = duty.health.detail.partition(":")[0]  # the rest may quote the server: it is in the log
             found[duty.name] = Check(duty.health.up and detail != "starting", detail)
+        if self._verifier is not None:
+            found["identity"] = Check(*self._verifier.look(), is_needed=False)
         return found
 
     async def _look_at_database(self) -> dict[str, Check]:
@@ -142,7 +159,11 @@ def create_health_router(readiness: Readiness) -> APIRouter:
 
     @router.get("/readyz", responses={503: {"description": "Something this process needs is missing"}})
     async def readyz() -> JSONResponse:
-        """Ready: the database answers, the schema fits, and every duty does its work."""
+        """Ready: the database answers, the schema fits, and every duty does its work.
+
+        The identity provider is said, and is no reason to be unready: every process has the same one, known keys go
+        on working, and so do webhooks and those who are signed in.
+        """
         return _readiness_response(await readiness.check())
 
     @router.get("/metrics", response_class=Response)
@@ -155,8 +176,8 @@ def create_health_router(readiness: Readiness) -> APIRouter:
 
 
 def _readiness_response(checks: dict[str, Check]) -> JSONResponse:
-    body = {"checks": {name: asdict(check) for name, check in checks.items()}}
-    wrong = [f"{name}: {check.detail}" for name, check in checks.items() if not check.ok]
+    body = {"checks": {name: {"ok": check.ok, "detail": check.detail} for name, check in checks.items()}}
+    wrong = [f"{name}: {check.detail}" for name, check in checks.items() if not check.is_fine]
     headers = {"Cache-Control": "no-store"}
     if not wrong:
         return JSONResponse({"status": "ready", **body}, headers=headers)

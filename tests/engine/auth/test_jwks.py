@@ -72,6 +72,60 @@ async def test_a_refresh_of_known_keys_keeps_nobody_waiting(
     assert provider.fetches == 2
 
 
+async def test_after_a_long_silence_the_keys_are_fetched_before_one_is_believed(
+    jwks: JwksCache, provider: Provider, clock: MovedClock
+) -> None:
+    """A key that was withdrawn meanwhile lets nobody in, however many come at once."""
+    await jwks.key("first")
+    provider.keys = [rsa_key("second")]
+    provider.instead["keys"] = provider.held
+    clock.advance(20 * MINUTE)
+    waiting = [asyncio.ensure_future(jwks.key("first")) for _ in range(10)]
+    await provider.asked.wait()
+    provider.released.set()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(result) for result in results} == {Unauthenticated}
+    assert provider.fetches == 2
+
+
+async def test_after_a_long_silence_an_outage_keeps_one_caller_waiting_and_no_other(
+    jwks: JwksCache, provider: Provider, clock: MovedClock
+) -> None:
+    await jwks.key("first")
+    provider.instead["keys"] = OUTAGES["500"]
+    clock.advance(20 * MINUTE)
+    assert await jwks.key("first")
+    assert provider.fetches == 2
+    provider.instead["keys"] = provider.hang
+    clock.advance(11)
+    async with asyncio.timeout(1):
+        assert await jwks.key("first")
+
+
+async def test_a_look_says_whether_the_provider_answers_and_asks_it_when_it_does_not(
+    jwks: JwksCache, provider: Provider, clock: MovedClock
+) -> None:
+    """What health says: it heals without a request, and asks no more often than a token makes us ask."""
+    assert jwks.look() == (True, "not asked yet")
+    await refreshed(jwks)
+    assert jwks.look() == (True, "answers")
+    provider.instead["keys"] = OUTAGES["500"]
+    clock.advance(10 * MINUTE)
+    assert jwks.look() == (True, "answers")  # that is what makes it ask again
+    await refreshed(jwks)
+    for _ in range(20):
+        assert jwks.look() == (False, "away; the keys that are known are good for 50 more minutes")
+    assert provider.fetches == 2
+    clock.advance(50 * MINUTE)
+    assert jwks.look()[1] == "away, and none of its keys is known: whoever brings a token is answered 503"
+    await refreshed(jwks)
+    del provider.instead["keys"]
+    clock.advance(10)
+    assert not jwks.look()[0]
+    await refreshed(jwks)
+    assert jwks.look() == (True, "answers")
+
+
 async def test_after_a_rotation_old_and_new_tokens_work(ask: Ask, provider: Provider, clock: MovedClock) -> None:
     """E5.1: the new key is fetched when its first token comes, without waiting for ten minutes."""
     old = provider.sign()

@@ -13,8 +13,11 @@ import httpx2
 import pytest
 
 from duly.app import Duly
+from duly.auth.jwks import JwksCache
+from duly.auth.tokens import Verifier
 from duly.db import Database
 from duly.duty import Duty
+from duly.errors import Unavailable
 from duly.http import health
 from duly.http.api import create_api
 from duly.http.health import judge_revision
@@ -95,6 +98,21 @@ async def test_a_busy_pool_does_not_look_like_an_outage(dsn: str) -> None:
         probes = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'duly-health'"
         assert rows(dsn, f"{probes} AND datname = current_database()") == [(1,)]
     await db.close()
+
+
+async def test_a_provider_that_is_away_is_said_and_leaves_the_process_ready(db: Database) -> None:
+    """Every process has the same one: taking them all out of service would help nobody."""
+    issuer = "http://127.0.0.1:9/realms/x"
+    verifier = Verifier(issuer, "duly", JwksCache(issuer))
+    async with served(create_api(db, [], Settings(), Duly(), verifier=verifier)) as client:
+        with pytest.raises(Unavailable):
+            await verifier._jwks.key("any")
+        answer = await client.get("/readyz")
+        assert (answer.status_code, answer.json()["status"]) == (200, "ready")
+        said = answer.json()["checks"]["identity"]
+        assert said == {"ok": False, "detail": verifier.look()[1]}
+        assert said["detail"].startswith("away, and none of its keys is known")
+        assert f'duly_identity_provider_up{{issuer="{issuer}"}} 0.0' in (await client.get("/metrics")).text
 
 
 async def test_metrics_are_in_the_format_of_prometheus(client: httpx2.AsyncClient) -> None:

@@ -1,0 +1,131 @@
+"""Our api as a process of its own, and browsers that sign in on Keycloak's page."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from html import unescape
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import httpx2
+
+from tests.engine.cli.commands import environment, free_port, running, status, wait_until
+from tests.keycloak.server import Keycloak
+
+CALLBACK = "/console/sign-in/callback"
+PEOPLE = {
+    "ada": ("Ada", "Kowalska", "ada's long password", "ADMINISTRATOR"),
+    "otto": ("Otto", "Lindqvist", "otto's long password", "OPERATOR"),
+    "cora": ("Cora", "Lehmann", "cora's long password", "COMPLIANCE_OFFICER"),
+    "nora": ("Nora", "Haddad", "nora's long password", "QUALITY_MANAGER"),  # a role, and none of the console's
+}
+_FORM = re.compile(r'<form[^>]*id="kc-form-login"[^>]*action="([^"]+)"')
+_CSRF = re.compile(r'<meta name="csrf-token" content="([0-9a-f]{64})">')
+
+
+@dataclass(frozen=True)
+class Site:
+    """The api, and the log of its process."""
+
+    url: str
+    log: Path
+
+    def get(self, path: str, token: str) -> httpx2.Response:
+        """A request with a token."""
+        return self.ask("GET", path, token)
+
+    def ask(self, method: str, path: str, token: str, body: object = None) -> httpx2.Response:
+        """A request with a token, and perhaps a body."""
+        headers = {"Authorization": f"Bearer {token}"}
+        return httpx2.request(method, f"{self.url}{path}", json=body, headers=headers, timeout=30, trust_env=False)
+
+    def identity(self) -> dict[str, Any]:
+        """What ``/readyz``, which says 200, says about the provider."""
+        answer = httpx2.get(f"{self.url}/readyz", timeout=30, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json()["checks"]["identity"])
+
+
+@contextlib.contextmanager
+def serving(
+    keycloak: Keycloak, dsn: str, directory: Path, *, public: bool = False, before: Callable[[], None] = lambda: None
+) -> Iterator[Site]:
+    """``duly api``, with this Keycloak as its provider and the console as its client; ``before`` it starts."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    keycloak.change_client("duly-console", redirectUris=[f"{url}{CALLBACK}"], publicClient=public)
+    env = environment(
+        DULY_APP="apps.wiring:app", DATABASE_URL=dsn, PORT=str(port), DULY_DATA=str(directory), DULY_LOG_FORMAT="json",
+        DULY_ALLOW_UNSAFE_DATABASE="1", DULY_OIDC_ISSUER=keycloak.issuer,
+        DULY_CONSOLE_CLIENT_SECRET="" if public else keycloak.secret("duly-console"),
+    )  # fmt: skip
+    log = directory / "api.log"
+    before()
+    with running("api", env=env, log=log):
+        wait_until(lambda: status(f"{url}/readyz") == 200, seconds=120, what="/readyz is 200")
+        yield Site(url, log)
+
+
+@contextlib.contextmanager
+def browser(site: Site) -> Iterator[httpx2.Client]:
+    """One that follows no redirect by itself, so that each can be looked at."""
+    with httpx2.Client(base_url=site.url, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def open_form(client: httpx2.Client, address: str) -> str:
+    """Keycloak's page for a name and a password; where its form goes."""
+    page = client.get(address)
+    assert page.status_code == 200, page.text
+    found = _FORM.search(page.text)
+    assert found is not None, page.text
+    return unescape(found[1])
+
+
+def fill_in(client: httpx2.Client, form: str, person: str, password: str = "") -> httpx2.Response:
+    """Send the form of that page."""
+    return client.post(form, data={"username": person, "password": password or PEOPLE[person][2], "credentialId": ""})
+
+
+def come_back(client: httpx2.Client, person: str, path: str = "/console") -> str:
+    """Begin at our console, sign in at Keycloak; the address that it sends the browser back to."""
+    begun = client.get(f"/console/sign-in?{urlencode({'return_to': path})}")
+    assert begun.status_code == 302, begun.text
+    sent = fill_in(client, open_form(client, begun.headers["location"]), person)
+    assert sent.status_code == 302, sent.text
+    return str(sent.headers["location"])
+
+
+def sign_in(client: httpx2.Client, person: str, path: str = "/console") -> httpx2.Response:
+    """All of it: our answer to coming back."""
+    return client.get(come_back(client, person, path))
+
+
+def csrf_of(client: httpx2.Client) -> str:
+    """The token that the forms of this browser carry."""
+    found = _CSRF.search(client.get("/console/processes").text)
+    assert found is not None
+    return found[1]
+
+
+def code_in(address: str) -> str:
+    """The code that Keycloak sent along."""
+    return parse_qs(urlsplit(address).query)["code"][0]
+
+
+def with_kid(token: str, kid: str) -> str:
+    """The same token under the name of another key."""
+    header = json.dumps({**parts_of(token)[0], "kid": kid}).encode()
+    return f"{base64.urlsafe_b64encode(header).rstrip(b'=').decode()}.{token.partition('.')[2]}"
+
+
+def parts_of(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The header and the claims of a token; nothing is verified."""
+    header, claims = (base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)) for part in token.split(".")[:2])
+    return json.loads(header), json.loads(claims)
