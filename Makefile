@@ -5,13 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-plans test-console test-apps test-browser test-brokers screenshots bench-console \
+.PHONY: help run test test-plans test-console test-apps test-browser test-brokers test-keycloak screenshots bench-console \
   test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot bench-memory \
   bench-report bench-birthdays bench-webhooks bench-ledger bench-decisions bench-payments bench-aml bench-brokers \
-  chaos simulate decade bench-kyc
-
-.PHONY: help run test test-plans test-console test-apps test-browser test-keycloak screenshots bench-console test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot \
-  bench-memory bench-report bench-birthdays bench-webhooks bench-ledger bench-decisions bench-payments bench-aml chaos simulate decade
+  bench-kyc \
+  chaos simulate decade
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
