@@ -18,6 +18,7 @@ from duly.brokers.kafka.thread import OneThread
 from duly.brokers.kafka.trouble import AWAY, MISSING, Complaints, error_of, missing_topic, words
 from duly.clock import monotonic
 from duly.errors import Refused
+from duly.failpoints import failpoint
 from duly.messages import Event, declared_events
 
 log = structlog.get_logger("duly.kafka")
@@ -87,6 +88,7 @@ class Sender:
         self._refuse_topics(wave)
         for number in wave.unanswered():
             self._produce(wave, number)
+        failpoint("transport.sent")
         self._wait(wave)
         for number in wave.rejected():  # with others in one batch, and perhaps for another's fault
             wave.send_alone(number)
