@@ -239,4 +239,12 @@ def _foreign(server: Server) -> Foreign:
     return RabbitForeign(_url(server))
 
 
-KIND = Kind("rabbitmq", _make, _url, _foreign, binding="cloudEvents:", restart_seconds=120.0)
+KIND = Kind(
+    "rabbitmq",
+    _make,
+    _url,
+    _foreign,
+    binding="cloudEvents:",
+    restart_seconds=120.0,
+    refuses_absent_topics=False,  # a check binds the topic: nobody can ask whether it is bound
+)

@@ -99,7 +99,7 @@ class RabbitSource:
 
     async def _begin(self, prefetch: int) -> _Reading:
         channel = await self._line.channel()
-        reading = _Reading(channel, self._queue.name, self._line.number)
+        reading = _Reading(channel, self._queue.name)
         try:
             async with asking(self._address):
                 await channel.set_qos(prefetch_count=prefetch)
@@ -140,7 +140,7 @@ class _Reading:
 
     _begun = 0
 
-    def __init__(self, channel: AbstractChannel, queue: str, connection: int) -> None:
+    def __init__(self, channel: AbstractChannel, queue: str) -> None:
         _Reading._begun += 1
         self.number = _Reading._begun
         self.channel = channel
