@@ -6,10 +6,16 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import nats
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from nats.js import JetStreamContext
 from nats.js.api import RetentionPolicy, StorageType, StreamConfig, StreamInfo
 
@@ -64,6 +70,24 @@ async def receive(source: NatsSource, count: int, *, limit: int = 100, seconds: 
             except OSError:
                 await asyncio.sleep(0.05)
     return found
+
+
+def write_certificate(directory: Path) -> Path:
+    """A certificate for this machine, signed by itself, with its key; where it is."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    now = datetime.now(UTC)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1)).add_extension(address, critical=False).sign(key, hashes.SHA256())
+    )  # fmt: skip
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (directory / "key.pem").write_bytes(secret)
+    (directory / "cert.pem").write_bytes(made.public_bytes(pem))
+    return directory / "cert.pem"
 
 
 def send_raw(port: int, subject: bytes, headers: bytes, body: bytes) -> None:

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.brokers, pytest.mark.timeout(300)]
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def envelope(n: int, *, subject: str = "o-1", **more: Any) -> dict[str, str]:
+def envelope(n: int, *, subject: str | None = "o-1", **more: Any) -> dict[str, str]:
     """What a stranger's event says of itself."""
     given = {
         "specversion": "1.0", "id": f"stranger-{n}", "source": "/stranger", "type": "order.changed",

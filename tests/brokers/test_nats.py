@@ -21,7 +21,7 @@ from duly.brokers import Later, nats, wire
 from duly.brokers.nats import NatsSource, NatsTransport
 from duly.brokers.nats_streams import cover, covers
 from duly.errors import Refused
-from tests.brokers.nats_tools import add_stream, event, jetstream, receive, remove_streams, send_raw
+from tests.brokers.nats_tools import add_stream, event, jetstream, receive, remove_streams, send_raw, write_certificate
 from tests.brokers.server_nats import NatsServer
 
 pytestmark = pytest.mark.brokers
@@ -260,6 +260,8 @@ async def test_what_was_purged_before_it_was_read_is_said(
     async with jetstream(server.url) as stream:
         await stream.purge_stream("duly", seq=6)  # all below
         with capture_logs() as logs:
+            assert numbers(await receive(source, 1, limit=1)) == [6]
+            await source.resume({first[0].shard: 2})  # as after an outage
             assert numbers(await receive(source, 3, limit=3)) == [6, 7, 8]
         await stream.purge_stream("duly", seq=10)
         with capture_logs() as later:
@@ -431,6 +433,20 @@ async def test_a_wrong_password_is_refused_and_never_shown(tmp_path: Path) -> No
         server.close()
 
 
+async def test_tls_is_spoken_where_it_is_asked_for(tmp_path: Path) -> None:
+    authority = write_certificate(tmp_path)
+    files = f'cert_file: "{tmp_path}/cert.pem", key_file: "{tmp_path}/key.pem"'
+    server = NatsServer(tmp_path, more=f'tls {{ {files} }}\nauthorization {{ token: "s3cret" }}')
+    server.start()
+    try:
+        place = f"s3cret@127.0.0.1:{server.port}"
+        assert await nats.setup(f"nats+tls://{place}?ca={authority}", TOPICS, "duly")
+        with pytest.raises(OSError, match="certificate"):
+            await nats.setup(f"nats+tls://{place}", TOPICS, "duly")
+    finally:
+        server.close()
+
+
 async def test_a_server_without_jetstream_is_refused(tmp_path: Path) -> None:
     server = NatsServer(tmp_path)
     server.config.write_text(f'listen: "127.0.0.1:{server.port}"\n')
@@ -464,6 +480,8 @@ async def _until_it_answers(transport: NatsTransport) -> None:
         "nats://u:secret@host?replicas=0",
         "nats://u:secret@host?stream=a.b",
         "nats://u:secret@host?creds=/no/such/file",
+        "nats://u:secret@host?creds=/etc/hostname",
+        "nats://u:secret@host?ca=/no/such/file",
     ],
 )
 def test_an_address_that_is_none_is_refused_without_its_secret(url: str) -> None:

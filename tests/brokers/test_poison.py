@@ -88,7 +88,7 @@ async def test_a_handler_that_kills_its_process_is_given_up_and_neighbours_go_on
     await world.emit(["killer"], [1], do="kill")
     await world.emit(["killer", "good"], [2])
     for _ in range(8):
-        worker = world.run("worker")
+        worker = world.run("worker", concurrency=1)  # so that nobody else is in the process when it dies
         await world.until(
             lambda worker=worker: (
                 not worker.is_running  # type: ignore[misc]  # mypy knows no lambda defaults

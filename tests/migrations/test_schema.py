@@ -224,15 +224,37 @@ def test_a_database_without_the_schema_is_refused_with_what_to_do(empty: str) ->
 def test_an_older_schema_is_refused_with_what_to_do(dsn: str, tmp_path: Path) -> None:
     """E7.2: this code brings a migration that the database has not seen."""
     directory = write_migrations(tmp_path / "migrations", "SELECT 1")
-    with pytest.raises(Refused, match=r"schema \(0007\) is older than this code \(next\): run `duly migrate`"):
+    with pytest.raises(Refused, match=r"schema \(0008\) is older than this code \(next\): run `duly migrate`"):
         check_schema(dsn, directory=directory)
 
 
 def test_a_newer_schema_is_refused_with_what_to_do(dsn: str, tmp_path: Path) -> None:
     """E7.2: a later version has migrated, and this process is the old one."""
     migrate(dsn, directory=write_migrations(tmp_path / "migrations", "SELECT 1"))
-    with pytest.raises(Refused, match=r"schema \(next\) is newer than this code \(0007\): upgrade duly"):
+    with pytest.raises(Refused, match=r"schema \(next\) is newer than this code \(0008\): upgrade duly"):
         check_schema(dsn)
+
+
+def test_without_brokers_what_still_waits_keeps_its_event(empty: str) -> None:
+    """0008 down: a job for an event that a broker brought finds it in the history; the rest is gone."""
+    migrate(empty)
+    needed, other = uuid4(), uuid4()
+    for id_ in (needed, other):
+        rows(
+            empty,
+            "INSERT INTO duly.received"
+            " VALUES (%(id)s, 'nats', 't', 'shop', 'a1', '{\"n\": 1}', '{}', now(), now(), '')",
+            {"id": id_},
+        )
+    rows(
+        empty,
+        "INSERT INTO duly.jobs (name, event_id, run_at, due_at, created_at)"
+        " VALUES ('consumer:a', %(id)s, now(), now(), now())",
+        {"id": needed},
+    )
+    downgrade(empty, "0007")
+    assert rows(empty, "SELECT id, payload FROM duly.events") == [(needed, {"n": 1})]
+    migrate(empty)
 
 
 # -- locks -----------------------------------------------------------------------------------------------------------
@@ -272,7 +294,7 @@ def test_a_downgrade_behind_a_lock_gives_up_within_seconds_and_drops_nothing(dsn
     """FAULTS: each step is one transaction."""
     before = rows(dsn, OBJECTS)
     with psycopg.connect(dsn) as writer:
-        writer.execute("SELECT 1 FROM duly.console_sessions")  # what the newest step takes away
+        writer.execute("SELECT 1 FROM duly.received")  # what the newest step takes away
         with pytest.raises(OperationalError) as raised:
             downgrade(dsn)
         assert isinstance(raised.value.orig, psycopg.errors.LockNotAvailable)

@@ -221,6 +221,7 @@ class NatsSource:
         self._inbox = ""
         self._begun = False
         self._missing: list[str] = []
+        self._said_missing: dict[str, int] = {}  # by shard: up to where that was said
         self._looked_at = float("-inf")
         self._doubtful = 0  # so many messages are looked at one by one
         self._numbers = itertools.count()
@@ -357,11 +358,15 @@ class NatsSource:
         shard = shard_of(info, self._given)
         position = self._given.setdefault(shard, 0)
         if 0 < position < state.first_seq - 1:
-            self._say_missing(stream, position + 1, state.first_seq - 1)
+            self._say_missing(stream, shard, position + 1, state.first_seq - 1)
         return _Reader(stream, shard, cover(filters), max(position + 1, state.first_seq))
 
-    def _say_missing(self, stream: str, first: int, last: int) -> None:
-        """Messages went before we read them: those of ours among them are lost to us, and somebody must know."""
+    def _say_missing(self, stream: str, shard: str, first: int, last: int) -> None:
+        """Messages went before we read them: those of ours among them are lost to us, and somebody must know, once."""
+        first = max(first, self._said_missing.get(shard, 0) + 1)
+        if first > last:
+            return
+        self._said_missing[shard] = last
         MESSAGES_MISSING.labels(self.name).inc(last - first + 1)
         log.error("messages_missing", stream=stream, first=first, last=last, count=last - first + 1)
 
@@ -446,7 +451,7 @@ class NatsSource:
         """Numbers in between are other topics', unless the stream has dropped its beginning since."""
         state = (await self._link.js.stream_info(reader.stream)).state
         if state.first_seq > reader.next:
-            self._say_missing(reader.stream, reader.next, min(state.first_seq, number) - 1)
+            self._say_missing(reader.stream, reader.shard, reader.next, min(state.first_seq, number) - 1)
 
     def _keep(self, reader: _Reader, number: int, subject: str, headers: Mapping[str, str], body: bytes) -> None:
         topic = inner_topic(subject, headers, self.topics)

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import importlib.util
 import itertools
 import json
 import re
@@ -63,9 +64,10 @@ def parse(url: str) -> Address:
         raise Refused("an address of NATS: replicas is a number from 1 to 5")
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,60}", options.get("stream", "duly")):
         raise Refused("an address of NATS: stream is a name of letters, digits, _ and -")
-    for option in ("creds", "ca"):
-        if option in options and not Path(options[option]).is_file():
-            raise Refused(f"an address of NATS: the file of {option} cannot be read")
+    if "ca" in options and not Path(options["ca"]).is_file():
+        raise Refused("an address of NATS: the file of ca cannot be read")
+    if "creds" in options:
+        _check_credentials(Path(options["creds"]))
     user, colon, password = login.partition(":")
     return Address(
         servers=tuple(f"{'tls' if scheme == 'nats+tls' else 'nats'}://{server}" for server in servers),
@@ -75,6 +77,18 @@ def parse(url: str) -> Address:
         tls=scheme == "nats+tls",
         options=options,
     )
+
+
+def _check_credentials(path: Path) -> None:
+    """The client reads a file that holds none for ever."""
+    try:
+        text = path.read_text()
+    except (OSError, ValueError):
+        raise Refused("an address of NATS: the file of creds cannot be read") from None
+    if "BEGIN NATS USER JWT" not in text or "BEGIN USER NKEY SEED" not in text:
+        raise Refused("an address of NATS: the file of creds holds no credentials as `nsc` writes them")
+    if importlib.util.find_spec("nkeys") is None:
+        raise Refused("an address of NATS: creds need nkeys: pip install nkeys")
 
 
 class Link:

@@ -105,6 +105,7 @@ def consumers_via(
     reason: Reason = None,
 ) -> None:
     """Let a consumer's events come from a broker, or from the relay; none is missed."""
+    find_app(Settings().app)  # it may have registered a broker of its own
     do("consumers.via", actor=actor, reason=reason, name=name, via=via)
 
 

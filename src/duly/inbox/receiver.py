@@ -29,6 +29,7 @@ from duly.telemetry import MESSAGES_KNOWN, MESSAGES_RECEIVED, MESSAGES_UNREADABL
 
 log = structlog.get_logger("duly.receiver")
 LAG_SECONDS = 15.0
+LAG_PATIENCE_SECONDS = 5.0
 SOURCE_SECONDS = 30.0  # any one call to the broker, beyond what it is told to wait
 GIVE_BACK_SECONDS = 5.0
 _DATA_ERRORS = ("22", "23", "54")  # data, integrity, program limits: what one message can do to a transaction
@@ -103,13 +104,11 @@ class Receiver(Duty):
         self._is_reading = True
 
     async def _acknowledge(self, messages: Sequence[Message]) -> None:
-        try:
-            failpoint("receiver.committed")
-            await self._ask(self.source.acknowledge(messages))
-            failpoint("receiver.acknowledged")
-        except BaseException:
-            self._is_reading = False  # they come again, and are known
-            raise
+        self._is_reading = False  # should this fail, they come again, and are known
+        failpoint("receiver.committed")
+        await self._ask(self.source.acknowledge(messages))
+        failpoint("receiver.acknowledged")
+        self._is_reading = True
 
     async def _give_back(self, messages: Sequence[Message]) -> None:
         """Whatever becomes of this, the next cycle begins where the database says."""
@@ -124,19 +123,22 @@ class Receiver(Duty):
         if monotonic() - self._asked_lag_at < LAG_SECONDS:
             return
         self._asked_lag_at = monotonic()
-        with contextlib.suppress(Unavailable):  # reading will say so
-            lag = await self._ask(self.source.lag())
+        with contextlib.suppress(OSError, TimeoutError):  # reading will say so
+            async with asyncio.timeout(LAG_PATIENCE_SECONDS):
+                lag = await self.source.lag()
             if lag is not None:
                 SOURCE_LAG.labels(self.source.name).set(lag)
 
     async def _ask(self, call: Any, more_seconds: float = 0.0) -> Any:
-        """An answer of the broker, in time; or Unavailable."""
+        """An answer of the broker, in time; or Unavailable. After any error the next cycle begins anew."""
         try:
             async with asyncio.timeout(SOURCE_SECONDS + more_seconds):
                 return await call
-        except (OSError, TimeoutError) as error:
+        except BaseException as error:
             self._is_reading = False
-            raise Unavailable(f"{self.source.name} is away: {type(error).__name__}: {error}") from error
+            if isinstance(error, OSError | TimeoutError):
+                raise Unavailable(f"{self.source.name} is away: {type(error).__name__}: {error}") from error
+            raise
 
     async def _hang_up(self) -> None:
         self._is_reading = False

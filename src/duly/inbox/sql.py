@@ -11,7 +11,8 @@ WHERE enabled AND via = CAST(:via AS text) ORDER BY name FOR KEY SHARE
 """)
 
 # Jobs are made from what was really inserted, so a message that came before makes none; and none for an event of ours
-# that the relay brought to the consumer before it was moved here. Order is the order of delivery.
+# that the relay brought to the consumer before it was moved here. Order is that of delivery. A scalar subquery, not
+# EXISTS: PostgreSQL would read and hash the whole history.
 RECEIVE_EVENTS = Statement("""
 WITH given AS (
     SELECT * FROM unnest(
@@ -37,7 +38,7 @@ WITH given AS (
     JOIN unnest(CAST(:routed_ids AS uuid[]), CAST(:consumers AS text[]), CAST(:ordered AS boolean[]))
          AS r(id, consumer, ordered) ON r.id = f.id
     JOIN duly.consumers c ON c.name = r.consumer
-    WHERE NOT EXISTS (SELECT 1 FROM duly.events e WHERE e.id = f.id AND e.published_at < c.via_since)
+    WHERE (SELECT true FROM duly.events e WHERE e.id = f.id AND e.published_at < c.via_since LIMIT 1) IS NULL
 ), delivered AS (
     INSERT INTO duly.jobs (name, entity_id, event_id, order_key, run_at, due_at, created_at, waits,
                            correlation_id, causation_id, traceparent)
@@ -66,8 +67,8 @@ WITH given AS (
     SELECT nextval(pg_get_serial_sequence('duly.jobs', 'id')), CAST(:name AS text), g.mark, g.payload, 3, duly.now(),
            duly.now(), interval '0', 0, 0, 'Deferred', 'failed_for_good', g.error, 'Invalid', duly.now()
     FROM given g
-    WHERE NOT EXISTS (SELECT 1 FROM duly.dead_letters d
-                      WHERE d.name = CAST(:name AS text) AND d.entity_id = g.mark)
+    WHERE (SELECT true FROM duly.dead_letters d
+           WHERE d.name = CAST(:name AS text) AND d.entity_id = g.mark LIMIT 1) IS NULL
     ORDER BY g.place
     RETURNING error
 ), raised AS (

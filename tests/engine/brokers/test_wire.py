@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duly.brokers import Message
@@ -19,6 +19,7 @@ from duly.brokers.wire import AMQP, KAFKA, MAX_BODY_BYTES, NATS, decode, encode,
 from duly.errors import Invalid
 from duly.messages import Event
 
+AT_LEISURE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 PREFIXES = (KAFKA, NATS, AMQP)
 TEXT = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), min_size=1, max_size=20)
 VALUES = st.recursive(
@@ -52,6 +53,7 @@ def foreign(**changes: Any) -> Message:
     return sent({"content-type": "application/cloudevents+json"}, body)
 
 
+@AT_LEISURE
 @given(EVENTS)
 def test_an_event_of_ours_comes_back_as_it_was_in_every_mode(event: Event) -> None:
     """E1.7: whatever its text holds."""
@@ -61,6 +63,7 @@ def test_an_event_of_ours_comes_back_as_it_was_in_every_mode(event: Event) -> No
     assert decode(sent(*encode_structured(event), topic="")).topic == "shop.orders"
 
 
+@AT_LEISURE
 @given(EVENTS)
 def test_headers_of_nats_are_printable_ascii(event: Event) -> None:
     headers, _ = encode(event, NATS)
@@ -164,6 +167,7 @@ def test_what_is_no_event_is_refused_in_a_sentence(kind: str) -> None:
         decode(message)
 
 
+@AT_LEISURE
 @given(
     st.dictionaries(st.sampled_from(["ce_id", "ce_type", "ce_source", "ce_specversion", "content-type"]), st.text()),
     st.binary(),

@@ -107,9 +107,7 @@ async def test_registering_again_moves_nothing(db: Database, dsn: str) -> None:
     await move(db, VIA)
     await app.prepare(db)
     async with db.transaction() as tx:
-        assert {one.name: one.via for one in await list_consumers(tx)} == {
-            "duly.webhooks": None, "ledger": VIA, "mail": None,
-        }  # fmt: skip
+        assert {one.name: one.via for one in await list_consumers(tx)} == {"ledger": VIA, "mail": None}
 
 
 async def test_a_move_is_audited_and_what_makes_no_sense_is_refused(db: Database, dsn: str) -> None:
