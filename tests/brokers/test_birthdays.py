@@ -60,8 +60,7 @@ async def url(sqs: SqsServer, prefix: str, api: Api, db: Database) -> str:
 
 
 async def call(api: Api, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    sent = {} if body is None else {"json": body}
-    answer = await api.client.request(method, path, headers=api.headers("clerk", "users"), **sent)
+    answer = await api.client.request(method, path, headers=api.headers("clerk", "users"), json=body)
     assert answer.status_code in (200, 201, 204), answer.text
     return dict(answer.json()) if answer.content else {}
 

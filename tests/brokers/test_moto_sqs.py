@@ -1,4 +1,7 @@
-"""The stand-in for SQS does what AWS documents of FIFO queues; each of these fails on moto as it comes."""
+"""The stand-in for SQS does what AWS documents of FIFO queues.
+
+Order after a time-out, waiting for a locked group, and receipts that ran out fail on moto as it comes.
+"""
 
 from __future__ import annotations
 

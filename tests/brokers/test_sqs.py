@@ -44,8 +44,10 @@ async def url(sqs: SqsServer, prefix: str) -> AsyncIterator[str]:
     url = sqs.url(prefix=prefix, visibility=300)  # no test waits for it: sqs.order("expire")
     assert len(await setup(url, topics=[TOPIC, OTHER], group="duly")) == 2
     yield url
-    for opened in (*_PLAIN.values(), *_SENDERS.values()):
-        await opened.close()
+    for client in _PLAIN.values():
+        await client.close()
+    for sender in _SENDERS.values():
+        await sender.close()
     _PLAIN.clear()
     _SENDERS.clear()
 

@@ -216,7 +216,7 @@ class Relay(Duty):
             failpoint("relay.unparked")
 
     async def _move(self, connection: Any, published: Sequence[Pending], also: Sequence[str]) -> None:
-        routes = _routes(published, await fetch(connection, sql.READ_CONSUMERS, also=also))
+        routes = _routes(published, await fetch(connection, sql.READ_CONSUMERS, also=list(also)))
         keys = [(JOB_PREFIX + name, aggregate) for _, name, ordered, aggregate in routes if ordered]
         if keys:
             names, aggregates = [name for name, _ in keys], [aggregate for _, aggregate in keys]

@@ -55,7 +55,7 @@ async def test_after_the_move_the_broker_brings_the_events_and_the_relay_none(
     assert value(dsn, JOBS) == 2  # what the relay brought before the move is not brought again
     await drain(db, app.handlers)
     assert effects(dsn, "ledger") == {"a1": [0, 1]}
-    assert effects(dsn, "mail") == {"a1": [0, 1]}
+    assert sorted(effects(dsn, "mail")["a1"]) == [0, 1]  # not ordered, and not moved
     assert "duplicate" not in outcomes(dsn)
 
 
