@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import unescape
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -74,8 +75,12 @@ def serving(
 
 @contextlib.contextmanager
 def browser(site: Site) -> Iterator[httpx2.Client]:
-    """One that follows no redirect by itself, so that each can be looked at."""
-    with httpx2.Client(base_url=site.url, timeout=60, trust_env=False) as client:
+    """One that follows no redirect by itself, so that each can be looked at.
+
+    As real ones do, it brings cookies that are for TLS only to this machine itself without: Keycloak counts on it.
+    """
+    jar = CookieJar(DefaultCookiePolicy(secure_protocols=("https", "http")))
+    with httpx2.Client(base_url=site.url, timeout=60, trust_env=False, cookies=jar) as client:
         yield client
 
 

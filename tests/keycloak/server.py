@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ REALM_FILE = ROOT / "deploy" / "keycloak" / "duly-realm.json"
 REALM = "duly"
 START_SECONDS = 900.0  # the first start of a distribution builds it, and tests may run on a busy machine
 STOP_SECONDS = 60.0
+SIGNED_IN_SECONDS = 20.0  # of the minute that an administrator's token lives
 KEYS = "org.keycloak.keys.KeyProvider"
 # A small heap, and a compiler that is soon done: it lives for a minute.
 JAVA_OPTS = (
@@ -42,6 +44,8 @@ class Keycloak:
         self._log = directory / "keycloak.log"
         self._password = secrets.token_urlsafe(16)
         self._process: subprocess.Popen[bytes] | None = None
+        self._signed_in = ("", 0.0)
+        self._secrets: dict[tuple[str, str], str] = {}
         self.client = httpx2.Client(timeout=60, trust_env=False)
         self._lay_out()
 
@@ -119,12 +123,21 @@ class Keycloak:
 
     def admin(self, method: str, path: str, body: object = None, *, realm: str = REALM) -> httpx2.Response:
         """A call to ``/admin/realms/<realm>``, as the administrator of this server; it has to succeed."""
-        form = {"grant_type": "password", "client_id": "admin-cli", "username": "admin", "password": self._password}
-        token = self.grant(form, realm="master").raise_for_status().json()["access_token"]
         url = f"{self.url}/admin/realms/{realm}{path}" if realm else f"{self.url}/admin/realms"
-        answer = self.client.request(method, url, json=body, headers={"Authorization": f"Bearer {token}"})
+        headers = {"Authorization": f"Bearer {self._sign_in(fresh=realm != REALM)}"}
+        answer = self.client.request(method, url, json=body, headers=headers)
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
         return answer
+
+    def _sign_in(self, *, fresh: bool) -> str:
+        """A token of the administrator: an old one does not know realms that were made since."""
+        token, until = self._signed_in
+        if fresh or time.monotonic() > until:
+            form = {"grant_type": "password", "client_id": "admin-cli", "username": "admin"}
+            answer = self.grant({**form, "password": self._password}, realm="master").raise_for_status()
+            token = str(answer.json()["access_token"])
+            self._signed_in = (token, time.monotonic() + SIGNED_IN_SECONDS)
+        return token
 
     def find_client(self, client_id: str, *, realm: str = REALM) -> dict[str, Any]:
         """What the server knows of a client."""
@@ -135,11 +148,15 @@ class Keycloak:
         """Write a client anew, with these fields changed."""
         found = self.find_client(client_id)
         self.admin("PUT", f"/clients/{found['id']}", {**found, **changes})
+        self._secrets.pop((REALM, client_id), None)
 
     def secret(self, client_id: str, *, realm: str = REALM) -> str:
         """A client's secret, which the server made."""
-        found = self.find_client(client_id, realm=realm)
-        return str(self.admin("GET", f"/clients/{found['id']}/client-secret", realm=realm).json()["value"])
+        if (realm, client_id) not in self._secrets:
+            found = self.find_client(client_id, realm=realm)
+            said = self.admin("GET", f"/clients/{found['id']}/client-secret", realm=realm).json()
+            self._secrets[realm, client_id] = str(said["value"])
+        return self._secrets[realm, client_id]
 
     def add_person(self, username: str, first: str, last: str, *roles: str, password: str) -> None:
         """Somebody who can sign in, with these roles of the realm."""
