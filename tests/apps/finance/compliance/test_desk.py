@@ -214,7 +214,7 @@ async def test_each_action_is_for_officers_with_a_token_and_once_a_click(desk: D
 
 
 async def test_the_queue_is_filtered_marks_what_is_overdue_and_hides_ones_own(desk: Desk, clock: BusinessClock) -> None:
-    own = await desk.db.run(lambda tx: pay(tx, desk.accounts, "3000.00", by="cora"))
+    own = await desk.db.run(lambda tx: pay(tx, desk.accounts, "30000.00", by="cora"))
     await desk.db.run(lambda tx: service.claim(tx, desk.large, actor="carl"))
     cora, carl = await desk.officer(), await desk.officer("carl")
 
@@ -243,7 +243,7 @@ async def test_the_queue_is_filtered_marks_what_is_overdue_and_hides_ones_own(de
     assert "overdue" in main(await cora.get(f"/console/cases/{desk.large}"))
     refused = await cora.get(f"/console/cases/{own}")
     assert refused.status_code == 403
-    assert "3000.00" not in main(refused)
+    assert "30000.00" not in main(refused)
     assert (await post(cora, "cases.claim", id=str(own))).status_code == 403
     for query in ("?status=x", "?kind=x", "?severity=x", "?after=x", "?assignee=%00"):
         assert (await cora.get(f"/console/cases{query}")).status_code == 400, query

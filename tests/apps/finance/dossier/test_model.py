@@ -320,6 +320,19 @@ def test_what_is_no_key_is_refused(text: str) -> None:
         read_public_key(text)
 
 
+@pytest.mark.parametrize("part", ["value", "publicKey"])
+def test_a_signature_is_written_in_one_way_only(part: str) -> None:
+    """Base64 has letters of which some bits mean nothing: the same bytes in other letters are another file."""
+    made = make()
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    written = made["signature"][part]
+    place = len(written.rstrip("=")) - 1
+    other = written[:place] + letters[letters.index(written[place]) ^ 1] + written[place + 1 :]
+    assert base64.b64decode(other) == base64.b64decode(written)
+    made["signature"][part] = other
+    assert outcome(made) is Outcome.FORGED
+
+
 def test_the_hashes_are_those_of_the_documentation() -> None:
     """docs/howto/dossier.md: whoever checks with a program of their own comes to the same."""
 
