@@ -16,8 +16,8 @@ cut[:PORT] every socket of this process to PostgreSQL is shut down: Unix sockets
 A step that is carried out and then fails is ``raise`` at the point behind it: each step has one, as ``worker.claimed``
 after the claim, ``worker.committed`` after COMMIT, ``relay.sent`` after the broker's answer.
 
-Two points are not the engine's to pass: ``handler.mid`` is for handlers, ``transport.sent`` for a transport that has
-sent and has no answer yet. ``tests/crashes`` runs every point with every action on real processes.
+``handler.mid`` is not the engine's to pass, but a handler's; ``transport.sent`` is a transport's that has sent and has
+no answer yet. ``tests/crashes`` runs every point with every action on real processes.
 """
 
 from __future__ import annotations

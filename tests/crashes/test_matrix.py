@@ -16,7 +16,7 @@ from tests.crashes.cell import HITS, Cell, all_cells, run_cell
 from tests.crashes.workloads import LEADS_BY, SENSELESS, WORKLOADS
 
 ROOT = Path(__file__).parents[2]
-OUTSIDE = {"handler.mid", "transport.sent"}  # for handlers and transports
+OUTSIDE = {"handler.mid"}  # for handlers
 CALL = re.compile(r"failpoint\(\"([^\"]+)\"\)")
 TURNS = [(action, hit) for hit in HITS for action in (*ACTIONS, "kill9")]  # death is the most frequent fault
 STEP = 5  # has no divisor in common with the number of turns, so that all of them come

@@ -19,7 +19,7 @@ from duly.zones import find_zone
 
 CAP = 10_000
 SHORT_NAME = 24  # characters of a name that stays in one line
-_PARTS = re.compile(r"(?<=[:._/])")
+_PARTS = re.compile(r"(?<=[:._/?&=])")
 
 
 def capped(count: int | Count) -> str:

@@ -30,10 +30,11 @@ SIGNED_IN = re.compile(r"/console(/rules|/cases)?$")  # who has one section only
 # a long name's after its parts; what is longer than any column may be broken.
 BROKEN_WORDS = """() => {
   const found = [];
-  for (const cell of document.querySelectorAll("main th, main td")) {
+  for (const cell of document.querySelectorAll("main .scroll th, main .scroll td")) {
     const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
     while (texts.nextNode()) {
-      for (const word of texts.currentNode.data.matchAll(/[^\\s\\/:._?&–-]{2,20}(?=[\\s\\/:._?&–-]|$)/g)) {
+      if (!texts.currentNode.parentElement.checkVisibility()) continue;
+      for (const word of texts.currentNode.data.matchAll(/[^\\s\\/:._?&=–-]{2,20}(?=[\\s\\/:._?&=–-]|$)/g)) {
         const range = document.createRange();
         range.setStart(texts.currentNode, word.index);
         range.setEnd(texts.currentNode, word.index + word[0].length);
@@ -46,7 +47,7 @@ BROKEN_WORDS = """() => {
 }"""
 CUT_TABLES = """() => [...document.querySelectorAll("main .scroll")]
   .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.getAttribute("aria-labelledby"))"""
-LOOSE_TABLES = """() => [...document.querySelectorAll("main table")]
+LOOSE_TABLES = """() => [...document.querySelectorAll("main table:not(.u-legend)")]
   .filter((table) => !table.closest(".scroll")).map((table) => table.innerText.slice(0, 40))"""
 ROOM_FOR_TABLES = 1280
 SHOTS = os.environ.get("DULY_DAYS")
