@@ -180,6 +180,7 @@ class KafkaForeign:
         errors: list[object] = []
         producer = Producer({**self._client, "message.timeout.ms": 60_000})
         for message in messages:
+            headers: list[tuple[str, str | bytes | None]]
             headers = [(name, value.encode()) for name, value in message.headers.items()]
             producer.produce(
                 topic, message.body, message.key or None, headers=headers,

@@ -72,7 +72,7 @@ async def publish_all(db: Database, url: str) -> int:
     try:
         for _ in range(50):
             cycle = await relay.cycle()
-            published += cycle.facts["published"]
+            published += int(cycle.facts["published"])
             if not cycle.done:
                 return published
     finally:
@@ -87,7 +87,7 @@ async def receive_all(db: Database, url: str) -> int:
     try:
         for _ in range(50):
             cycle = await receiver.cycle()
-            new += cycle.facts.get("received", 0)
+            new += int(cycle.facts.get("received", 0))
             if not cycle.done and await waiting(url, queue_of(url)) == 0:
                 return new
     finally:

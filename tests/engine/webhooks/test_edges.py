@@ -50,6 +50,8 @@ def test_a_date_to_retry_after_that_is_past_is_now() -> None:
 async def test_a_range_has_its_beginning_and_not_its_end_and_goes_on_after_a_number(
     hooks: Hooks, clock: BusinessClock
 ) -> None:
+    clock.freeze(NOW)
+    until = NOW + timedelta(seconds=2)
     async with subscriber() as one:
         made = await hooks.subscribe(one.url)
         for second in range(3):
@@ -57,13 +59,16 @@ async def test_a_range_has_its_beginning_and_not_its_end_and_goes_on_after_a_num
             await hooks.emit()
             await hooks.drain()
         numbers = sorted(delivery.number for delivery in await hooks.deliveries())
-        times = {"since": NOW, "until": NOW + timedelta(seconds=2), "only_failed": False}
         async with hooks.db.transaction() as tx:
-            counts = [(await deliveries.count_range(tx, made.id, after=after, **times)).number
-                      for after in (0, numbers[0], numbers[1])]  # fmt: skip
+            counts = []
+            for after in (0, numbers[0], numbers[1]):
+                found = await deliveries.count_range(
+                    tx, made.id, after=after, since=NOW, until=until, only_failed=False
+                )
+                counts.append(found.number)
             assert counts == [2, 1, 0]
             sent = await deliveries.redeliver_range(
-                tx, hooks.settings, made.id, after=numbers[0], actor="test", **times
+                tx, hooks.settings, made.id, after=numbers[0], since=NOW, until=until, only_failed=False, actor="test"
             )
         assert sent == (1, None)
         one.requests.clear()

@@ -144,7 +144,7 @@ class Sender:
         assert self._producer is not None
         event = wave.events[number]
         attributes, body = wire.encode(event, wire.KAFKA)
-        headers = [(name, value.encode()) for name, value in attributes.items()]
+        headers: list[tuple[str, str | bytes | None]] = [(name, value.encode()) for name, value in attributes.items()]
         while True:
             try:
                 self._producer.produce(
