@@ -128,7 +128,7 @@ def test_a_statement_reads_no_more_than_it_takes(
 
 
 FIRST = {"subscription_id": "'00000000-0000-0000-0000-000000000000'", "status": "''", "number": "0"}
-LATER = {"subscription_id": "'00000000-0000-7000-8000-000000000100'", "status": "'RETRYING'", "number": "500000"}
+LATER = {"subscription_id": "'00000000-0000-7000-8000-000000000030'", "status": "'RETRYING'", "number": "500000"}
 
 
 @any_planning
