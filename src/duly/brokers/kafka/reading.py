@@ -82,7 +82,7 @@ class KafkaSource:
             stop.set()
 
     async def acknowledge(self, messages: Sequence[Message]) -> None:
-        """Commit the offsets after these; the broker's answer is not waited for, and sent again if it is lost."""
+        """Commit the offsets after these; the broker's answer is not waited for, and if it is no, we try again."""
         await self._thread.call(self._reader.acknowledge, list(messages))
 
     async def release(self, messages: Sequence[Message]) -> None:
@@ -96,10 +96,11 @@ class KafkaSource:
             ends = await checking.topic_ends(self._admin, self._topics)
         except Refused:  # we may not look: that is no reason not to read
             return None
-        if any(self._ids.get(topic, id_) != id_ for topic, id_ in ends.ids.items()):
-            log.warning("kafka_topic_made_anew", topics=sorted(ends.ids))
-            self._told = {}
-            await self._thread.call(self._reader.close)  # to join anew: the offsets of the old one are gone with it
+        if anew := {topic for topic, id_ in ends.ids.items() if self._ids.get(topic, id_) != id_}:
+            log.warning("kafka_topic_made_anew", topics=sorted(anew))
+            self._told = {one: offset for one, offset in self._told.items() if one[0] not in anew}
+            begin = {one: first for one, (first, _) in ends.offsets.items() if one[0] in anew}
+            await self._thread.call(self._reader.begin_anew, begin)
         self._ids |= ends.ids
         committed = await self._thread.call(self._reader.committed, list(ends.offsets))
         lag = 0
@@ -133,7 +134,7 @@ class Reader:
         self._batch: list[Message] = []
         self._due: dict[Partition, int] = {}  # the offset that is to be acknowledged next
         self._next: dict[Partition, int] = {}  # the offset that is to be read next
-        self._owed: dict[Partition, int] = {}  # committed, and the broker has not said yes
+        self._owed: set[Partition] = set()  # the broker did not take the offset
         self._committed_at = 0.0
 
     def read(self, limit: int, wait_seconds: float, stop: threading.Event) -> list[Message]:
@@ -171,7 +172,6 @@ class Reader:
             if partition in self._due:
                 ends[partition] = max(offset + 1, ends.get(partition, 0))
         self._due |= ends
-        self._owed |= ends
         self._commit(ends)
 
     def rewind(self) -> None:
@@ -197,12 +197,15 @@ class Reader:
             raise ConnectionError(words(error_of(error))) from None
         return {(one.topic, one.partition): one.offset for one in found}
 
+    def begin_anew(self, offsets: Mapping[Partition, int]) -> None:
+        """Topics were deleted and made again: what we know of them is of the old ones. Read from their beginnings."""
+        self._commit(offsets)
+        self.close()
+
     def close(self) -> None:
         """Leave the group, and hang up; reading again joins again, after what was committed."""
         consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            self._commit_again(consumer, at_once=True)
-        self._due, self._next, self._owed = {}, {}, {}
+        self._due, self._next, self._owed = {}, {}, set()
         if consumer is not None:
             consumer.close()
 
@@ -248,34 +251,35 @@ class Reader:
 
     # -- offsets ------------------------------------------------------------------------------------------------
 
-    def _commit(self, ends: Mapping[Partition, int], consumer: Consumer | None = None) -> None:
-        consumer = consumer or self._consumer
-        if not ends or consumer is None:
+    def _commit(self, ends: Mapping[Partition, int]) -> None:
+        if not ends or self._consumer is None:
             return
         offsets = [TopicPartition(topic, number, offset) for (topic, number), offset in ends.items()]
         self._committed_at = monotonic()
         try:
-            consumer.commit(offsets=offsets, asynchronous=True)
-        except KafkaException as error:  # they stay owed
+            self._consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
             log.info("kafka_commit_failed", reason=words(error_of(error)))
+            self._owed |= ends.keys()
 
-    def _commit_again(self, consumer: Consumer | None = None, *, at_once: bool = False) -> None:
-        if self._owed and (at_once or monotonic() > self._committed_at + COMMIT_AGAIN_SECONDS):
-            self._commit(dict(self._owed), consumer)
+    def _commit_again(self) -> None:
+        if self._owed and monotonic() > self._committed_at + COMMIT_AGAIN_SECONDS:
+            owed, self._owed = self._owed, set()
+            self._commit({one: self._due[one] for one in owed if one in self._due})
 
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         for one in partitions:
-            if error is None and one.error is None:
-                if self._owed.get((one.topic, one.partition)) == one.offset:
-                    del self._owed[one.topic, one.partition]
-            else:
-                log.info("kafka_commit_failed", topic=one.topic, reason=words(one.error or error))
+            failed = one.error or error
+            if failed is not None and failed.code() != KafkaError._NO_OFFSET:
+                log.info("kafka_commit_failed", topic=one.topic, reason=words(failed))
+                if failed.code() not in MISSING:
+                    self._owed.add((one.topic, one.partition))
 
     # -- rebalancing --------------------------------------------------------------------------------------------
 
-    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _revoked(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         gone = {(one.topic, one.partition) for one in partitions}
-        self._commit({one: offset for one, offset in self._owed.items() if one in gone}, consumer)
+        self._commit({one: self._due[one] for one in self._owed & gone if one in self._due})
         self._forget(gone)
 
     def _lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -283,7 +287,8 @@ class Reader:
         self._forget({(one.topic, one.partition) for one in partitions})
 
     def _forget(self, gone: set[Partition]) -> None:
-        for kept in (self._due, self._next, self._owed):
+        self._owed -= gone
+        for kept in (self._due, self._next):
             for one in gone & kept.keys():
                 del kept[one]
         self._batch = [message for message in self._batch if message.token[0] not in gone]
