@@ -40,6 +40,7 @@ class Orders:
         self.entries: dict[str, dict[str, Any]] = {}  # by message group: the entry's Failed
         self.copies: dict[str, str] = {}  # by queue: another that gets a copy of what is sent to it, as by SNS
         self.calls: list[str] = []  # operations, in order
+        self.key = ""  # who made the last request
 
     def obey(self, what: str, order: Any) -> Any:
         """Take one order; what it answers."""
@@ -51,6 +52,8 @@ class Orders:
             self.copies |= order
         elif what == "expire":
             return {"expired": _expire()}
+        elif what == "key":
+            return self.key
         elif what == "calls":
             said, self.calls = self.calls, []
             return said
@@ -170,6 +173,7 @@ class Application:
             return _write(start_response, 200, said)
         operation = environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
         self.orders.calls.append(operation)
+        self.orders.key = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].partition("/")[0]
         answer = self.orders.answer_for(operation)
         if answer is None:
             return self.moto(environ, start_response)

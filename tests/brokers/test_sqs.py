@@ -485,6 +485,19 @@ async def test_credentials_that_have_expired_are_told_without_the_secret(sqs: Sq
             assert SECRET not in repr(denied.value)
 
 
+async def test_credentials_that_were_renewed_are_found(
+    sqs: SqsServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with publishing(url) as opened:
+        assert await opened.publish([event("a")]) == [None]
+        sqs.answer("SendMessageBatch", 403, "ExpiredTokenException")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIARENEWED")
+        with pytest.raises(PermissionError):
+            await opened.publish([event("a")])
+        assert await opened.publish([event("a")]) == [None]
+    assert sqs.order("key") == "AKIARENEWED"
+
+
 async def test_without_credentials_nothing_begins(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     async with reading(url) as opened:

@@ -126,6 +126,7 @@ class Client:
         self.address = address
         self._open = AsyncExitStack()
         self._client: Any = None
+        self._session: Any = None  # kept when we hang up: what AWS says of its services takes long to read
         self._opening = asyncio.Lock()
         self._urls: dict[str, str] = {}
         self._largest: dict[str, tuple[float, int]] = {}
@@ -256,10 +257,14 @@ class Client:
             async with asyncio.timeout(CALL_SECONDS):
                 return await getattr(client, operation)(**arguments)
         except boto.ClientError as error:
-            raise _refusal(error, name) from None
+            refusal = _refusal(error, name)
+            if isinstance(refusal, PermissionError):
+                self._session = None  # the next one looks for credentials anew
+            raise refusal from None
         except (boto.ParamValidationError, boto.ValidationError):
             raise NotThis(f"{name} cannot take it: a part of the request is not what SQS allows") from None
         except _NO_CREDENTIALS as error:
+            self._session = None
             raise PermissionError(f"there are no credentials for AWS that work: {type(error).__name__}") from None
         except boto.BotoCoreError as error:
             raise ConnectionError(f"SQS in {self._place()} cannot be reached: {type(error).__name__}") from None
@@ -268,6 +273,9 @@ class Client:
 
     async def _connected(self) -> Any:
         async with self._opening:
+            if self._session is None:
+                await self.close()
+                self._session = get_session()
             if self._client is None:
                 config = AioConfig(
                     connect_timeout=CONNECT_SECONDS,
@@ -275,7 +283,7 @@ class Client:
                     max_pool_connections=CONNECTIONS,
                     retries={"total_max_attempts": 1, "mode": "standard"},
                 )
-                made = get_session().create_client(
+                made = self._session.create_client(
                     "sqs", region_name=self.address.region, endpoint_url=self.address.endpoint, config=config
                 )
                 async with asyncio.timeout(OPEN_SECONDS):  # a role's credentials may come over the network
