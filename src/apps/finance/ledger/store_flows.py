@@ -40,7 +40,8 @@ WITH asked AS MATERIALIZED (
                CASE WHEN c.counts THEN greatest(s.side * l.amount, 0) ELSE 0 END AS came_in
         FROM ledger.entries l
         CROSS JOIN LATERAL (
-            SELECT (SELECT t.reverses_id FROM ledger.transactions t WHERE t.id = l.transaction_id) IS NULL) AS c(counts)
+            SELECT (SELECT t.reverses_id FROM ledger.transactions t WHERE t.id = l.transaction_id) IS NULL
+            OFFSET 0) AS c(counts)  -- once for each entry, and not once for each time that it is asked for
         WHERE l.account_id = s.account_id AND l.version > s.read_after AND l.version <= s.last) AS e
 ), summed AS (
     SELECT l.*,
