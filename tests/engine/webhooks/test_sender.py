@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 
 from duly.clock import monotonic
 from duly.webhooks.addresses import Allowed
-from duly.webhooks.sender import ANSWER_BYTES, Answer, Sender
+from duly.webhooks.sender import ANSWER_BYTES, MOST_PIECES, Answer, Sender
 from tests.engine.webhooks.subscriber import Request, answering, subscriber
 
 LOOPBACK = Allowed.read((), development=True, http=True)
@@ -94,6 +94,16 @@ async def test_an_endless_answer_is_read_as_far_as_anybody_needs() -> None:
         answer = await send(Sender(LOOPBACK), one.url)
     assert (answer.error, answer.http_status, len(answer.response_excerpt)) == (None, 200, 2048)
     assert written < 100 * ANSWER_BYTES
+
+
+async def test_an_answer_in_thousands_of_pieces_is_not_waited_for() -> None:
+    async def crumbs(_request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * MOST_PIECES)
+        await asyncio.Event().wait()
+
+    async with subscriber(crumbs) as one:
+        answer = await send(Sender(LOOPBACK), one.url)
+    assert (answer.error, answer.http_status) == (None, 200)
 
 
 async def test_headers_without_end_are_a_failure() -> None:
