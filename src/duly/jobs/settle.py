@@ -63,11 +63,19 @@ def decide_failure(job: Job, handler: Handler, error: BaseException, seconds: fl
 
 def decide_takeover(job: Job, handler: Handler) -> Settlement | None:
     """A job taken over from a dead worker too often is not run again: whatever kills workers must end somewhere."""
-    allowed = handler.max_retries if job.max_retries is None else job.max_retries
-    if job.lost_by is None or job.retry_count <= allowed:
+    if job.lost_by is None or job.retry_count <= _allowed(job, handler):
         return None
     message = f"its worker died or stalled {job.retry_count} times, the last one was {job.lost_by}"
     return Settlement(job, "buried", 0.0, message, reason="worker_died", error_kind="WorkerDied")
+
+
+def is_last_chance(job: Job, handler: Handler) -> bool:
+    """Whether one more dead worker would be one too many."""
+    return job.lost_by is not None and job.retry_count == _allowed(job, handler)
+
+
+def _allowed(job: Job, handler: Handler) -> int:
+    return handler.max_retries if job.max_retries is None else job.max_retries
 
 
 def decide_unreadable(job: Job, why: str) -> Settlement:

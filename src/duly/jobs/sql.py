@@ -50,7 +50,7 @@ WITH claimed AS (
     SELECT duly.uuid7(), id, name, entity_id, source, lost_claimed_at, duly.now(), false, 'lost',
            'the lease expired: the worker died or stalled', retry_count - 1, lost_by, lost_token, event_id,
            correlation_id, causation_id
-    FROM claimed WHERE lost_by IS NOT NULL
+    FROM claimed WHERE lost_claimed_at IS NOT NULL
 )
 SELECT """
     + _CLAIMED
@@ -219,6 +219,16 @@ WHERE id = ANY(CAST(:ids AS bigint[]))
 RETURNING id
 """
 )
+
+# A job that was taken over from a dead worker goes back as if it had not been: expired, with the attempts it had. The
+# history has the run that was lost already, so its next claim writes none (claimed_at).
+LAPSE_LEASES = Statement("""
+UPDATE duly.jobs SET lease_token = nextval('duly.lease_tokens'), lease_expires_at = clock_timestamp(),
+    leased_by = lost_by, retry_count = retry_count - 1, claimed_at = NULL, slot = NULL
+WHERE id = ANY(CAST(:ids AS bigint[]))
+  AND (id, lease_token) IN (SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:tokens AS bigint[])))
+RETURNING id
+""")
 
 # A row that is locked is being settled at this moment: it needs no renewal.
 RENEW_LEASES = Statement("""

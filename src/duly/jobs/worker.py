@@ -16,6 +16,7 @@ from duly.duty import OUTAGE_BACKOFF_SECONDS, Cycle, Duty
 from duly.errors import LeaseLost
 from duly.failpoints import failpoint
 from duly.jobs import settle, sql
+from duly.jobs.apart import Apart
 from duly.jobs.claim import Claims
 from duly.jobs.handlers import Handler, Job
 from duly.jobs.heartbeat import Heartbeat, Leases
@@ -83,6 +84,7 @@ class Worker(Duty):
         self._claims = Claims(
             self.handlers, worker=self.identity, lease_seconds=self.lease_seconds, elsewhere=elsewhere
         )
+        self._apart = Apart(self.handlers)
         self._metrics = {name: JobMetrics.of(name) for name in self.handlers}
         self._buffer: deque[Unit] = deque()
         self._buffered = asyncio.Event()
@@ -175,7 +177,7 @@ class Worker(Duty):
     async def cycle(self, most: int = CLAIM_BATCH) -> Cycle:
         """Claim as much as there is room for, and hand it to the slots."""
         await self._give_back(before=monotonic() - HOARD_SECONDS)
-        room = min(self._room(), most, CLAIM_BATCH)
+        room = self._apart.room(min(self._room(), most, CLAIM_BATCH), is_busy=bool(self._leases))
         if room <= 0:
             await self._look_alive()
             return Cycle(0, wait_seconds=None)
@@ -188,10 +190,11 @@ class Worker(Duty):
             self.counts["backlog"] = backlog
         self._claim_unanswered = True
         jobs = await self._claims.take(connection, room)
-        self._claim_unanswered = False
         failpoint("worker.claimed")
+        taken, jobs = len(jobs), await self._apart.sift(connection, jobs, is_busy=bool(self._leases))
+        self._claim_unanswered = False
         if not jobs:
-            return Cycle(0, wait_seconds=await self._claims.seconds_to_next(connection))
+            return Cycle(0, wait_seconds=None if taken else await self._claims.seconds_to_next(connection))
         try:
             await self._accept(connection, jobs)
         except BaseException:
