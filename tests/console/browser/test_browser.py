@@ -119,6 +119,7 @@ SHOTS = (
 )  # fmt: skip
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not os.environ.get("DULY_SCREENSHOTS"), reason="make screenshots takes them")
 def test_pictures_for_the_documentation(open_tab: Open, served: World) -> None:
     """Each well below 150 kB. A path in braces is the id that a query finds; what is pressed is on the page before."""

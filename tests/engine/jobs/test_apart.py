@@ -21,11 +21,11 @@ INNOCENT = [f"i{number}" for number in range(20)]
 TOOK_OVER = """
 UPDATE duly.jobs SET lease_token = nextval('duly.lease_tokens'), leased_by = 'dead', claimed_at = duly.now(),
     lease_expires_at = clock_timestamp() - interval '1 s'
-WHERE entity_id = ANY(%s)
+WHERE entity_id = ANY(%(entities)s)
 """
 
 
-async def schedule_all(db: Database, name: str, entities: list[str], **options: int) -> None:
+async def schedule_all(db: Database, name: str, entities: list[str], **options: Any) -> None:
     async with db.transaction() as tx:
         for entity in entities:
             await schedule(tx, name, entity, **options)
@@ -33,7 +33,7 @@ async def schedule_all(db: Database, name: str, entities: list[str], **options: 
 
 def lose(dsn: str, *entities: str) -> None:
     """Their worker has died with them."""
-    rows(dsn, TOOK_OVER, [list(entities)])
+    rows(dsn, TOOK_OVER, {"entities": list(entities)})
 
 
 def patient(db: Database, work: Any) -> Worker:
