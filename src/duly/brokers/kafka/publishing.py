@@ -91,6 +91,8 @@ class Sender:
         failpoint("transport.sent")
         self._wait(wave)
         for number in wave.rejected():  # with others in one batch, and perhaps for another's fault
+            if stop.is_set() or monotonic() > wave.until:
+                break
             wave.send_alone(number)
             self._produce(wave, number)
             self._wait(wave)
