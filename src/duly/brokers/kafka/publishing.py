@@ -145,17 +145,15 @@ class Sender:
     def _produce(self, wave: Wave, number: int) -> None:
         assert self._producer is not None
         event = wave.events[number]
-        attributes, body = wire.encode(event, wire.KAFKA)
-        headers = [(name, value.encode()) for name, value in attributes.items()]
+        try:
+            attributes, body = wire.encode(event, wire.KAFKA)
+            headers, key = [(name, value.encode()) for name, value in attributes.items()], event.aggregate_id.encode()
+        except (ValueError, RecursionError) as error:
+            wave.answers[number] = f"cannot be encoded: {type(error).__name__}"
+            return
         while True:
             try:
-                self._producer.produce(
-                    event.topic,
-                    body,
-                    event.aggregate_id.encode(),
-                    headers=headers,
-                    on_delivery=wave.hears(number),
-                )
+                self._producer.produce(event.topic, body, key, headers=headers, on_delivery=wave.hears(number))
                 return
             except BufferError:  # the queue is full: its head is delivered, or times out
                 if monotonic() > wave.until or wave.stop.is_set():
