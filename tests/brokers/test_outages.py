@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -91,17 +92,18 @@ async def test_a_receiver_whose_line_is_cut_before_it_acknowledges_hears_again_a
 
 
 @contextlib.contextmanager
-def closed_database(dsn: str):  # type: ignore[no-untyped-def]  # a generator of nothing
+def closed_database(dsn: str) -> Iterator[None]:
     """Nobody may connect, and whoever was connected is cut off."""
     admin = psycopg.conninfo.make_conninfo(dsn, dbname="postgres")
-    name = sql.Identifier(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])
+    name = str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])
+    close = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
     with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name._obj[0]])
+        connection.execute(close.format(sql.Identifier(name), sql.Literal(False)))
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
         try:
             yield
         finally:
-            connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
+            connection.execute(close.format(sql.Identifier(name), sql.Literal(True)))
 
 
 async def test_a_database_that_is_away_while_receiving_buries_nothing(world: World) -> None:
