@@ -358,7 +358,7 @@ for _action in (
         OfRow, _resolve_alert, verb="Resolve",
     ),
     Action(
-        "consumers.via", "Let a consumer's events come from a broker, or from the relay (-); none is missed.",
+        "consumers.via", "Let the events of a consumer come from a broker, or from the relay (-); none is missed.",
         ConsumerMove, _move_consumer, True, verb="Move",
     ),
     Action("schedules.add", "Add a schedule.", NewSchedule, _add_schedule, verb="Add schedule"),
