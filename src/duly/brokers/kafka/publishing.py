@@ -91,6 +91,8 @@ class Sender:
         failpoint("transport.sent")
         self._wait(wave)
         for number in wave.rejected():  # with others in one batch, and perhaps for another's fault
+            if stop.is_set() or monotonic() > wave.until:
+                break
             wave.send_alone(number)
             self._produce(wave, number)
             self._wait(wave)
@@ -143,17 +145,16 @@ class Sender:
     def _produce(self, wave: Wave, number: int) -> None:
         assert self._producer is not None
         event = wave.events[number]
-        attributes, body = wire.encode(event, wire.KAFKA)
-        headers: list[tuple[str, str | bytes | None]] = [(name, value.encode()) for name, value in attributes.items()]
+        headers: list[tuple[str, str | bytes | None]]
+        try:
+            attributes, body = wire.encode(event, wire.KAFKA)
+            headers, key = [(name, value.encode()) for name, value in attributes.items()], event.aggregate_id.encode()
+        except (ValueError, RecursionError) as error:
+            wave.answers[number] = f"cannot be encoded: {type(error).__name__}"
+            return
         while True:
             try:
-                self._producer.produce(
-                    event.topic,
-                    body,
-                    event.aggregate_id.encode(),
-                    headers=headers,
-                    on_delivery=wave.hears(number),
-                )
+                self._producer.produce(event.topic, body, key, headers=headers, on_delivery=wave.hears(number))
                 return
             except BufferError:  # the queue is full: its head is delivered, or times out
                 if monotonic() > wave.until or wave.stop.is_set():
