@@ -207,16 +207,18 @@ async def test_each_entry_of_a_request_has_its_own_answer(sqs: SqsServer, url: s
         {
             "bad": {"SenderFault": True, "Code": "InvalidMessageContents", "Message": "no"},
             "later": {"SenderFault": False, "Code": "InternalError", "Message": "again"},
+            "locked": {"SenderFault": True, "Code": "KmsDisabled", "Message": "the key is disabled"},
         },
     )
     sqs.order("calls")
-    answers = await publish(url, *[event(name) for name in ("a", "bad", "b", "later", "c")])
+    answers = await publish(url, *[event(name) for name in ("a", "bad", "b", "later", "c", "locked")])
     assert sqs.order("calls").count("SendMessageBatch") == 1
     assert [answers[place] for place in (0, 2, 4)] == [None] * 3
     assert isinstance(answers[1], str)
     assert "InvalidMessageContents" in answers[1]
     assert isinstance(answers[3], Later)
     assert "InternalError" in answers[3].reason
+    assert isinstance(answers[5], Later)
     assert await attribute(url, "ApproximateNumberOfMessages") == 3
 
 
@@ -275,6 +277,18 @@ async def test_throttling_is_nobodys_error(sqs: SqsServer, url: str, status: int
         assert isinstance(answer, Later)
         assert code in answer.reason
         assert await opened.publish([event("a")]) == [None]
+
+
+async def test_a_slow_sqs_makes_publishing_slow_and_not_vain(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duly.brokers.sqs.BEGIN_SECONDS", -1.0)  # so slow that each publish has time for one request
+    monkeypatch.setattr("duly.brokers.sqs.REQUESTS_AT_ONCE", 1)
+    left = [event(f"o{number}") for number in range(25)]
+    for expected in (10, 10, 5):
+        answers = await publish(url, *left)
+        assert [answer for answer in answers if not isinstance(answer, Later)] == [None] * expected
+        left = [one for one, answer in zip(left, answers, strict=True) if answer is not None]
+    assert left == []
+    assert await attribute(url, "ApproximateNumberOfMessages") == 25
 
 
 async def test_an_answer_that_is_lost_makes_no_second_message(sqs: SqsServer, url: str) -> None:
