@@ -26,7 +26,7 @@ from tests.brokers.server_sqs import SECRET, SqsServer
 pytestmark = pytest.mark.brokers
 pytest_plugins = ["tests.brokers.sqs_tools"]
 TOPIC, OTHER = "shop.orders", "shop.returns"
-WAIT = 30  # seconds for something that comes at once
+WAIT = 60  # seconds for something that comes at once
 
 
 def event(aggregate: str, *, number: int = 0, topic: str = TOPIC, text: str = "", id_: UUID | None = None) -> Event:
@@ -89,6 +89,11 @@ async def publish(url: str, *events: Event) -> list[str | Later | None]:
     if url not in _SENDERS:
         _SENDERS[url] = transport(url)
     return await _SENDERS[url].publish(events)
+
+
+async def put(url: str, *events: Event) -> None:
+    """Publish, and see that it was."""
+    assert await publish(url, *events) == [None] * len(events)
 
 
 def numbers(messages: Sequence[Message]) -> list[Any]:
@@ -202,16 +207,18 @@ async def test_each_entry_of_a_request_has_its_own_answer(sqs: SqsServer, url: s
         {
             "bad": {"SenderFault": True, "Code": "InvalidMessageContents", "Message": "no"},
             "later": {"SenderFault": False, "Code": "InternalError", "Message": "again"},
+            "locked": {"SenderFault": True, "Code": "KmsDisabled", "Message": "the key is disabled"},
         },
     )
     sqs.order("calls")
-    answers = await publish(url, *[event(name) for name in ("a", "bad", "b", "later", "c")])
+    answers = await publish(url, *[event(name) for name in ("a", "bad", "b", "later", "c", "locked")])
     assert sqs.order("calls").count("SendMessageBatch") == 1
     assert [answers[place] for place in (0, 2, 4)] == [None] * 3
     assert isinstance(answers[1], str)
     assert "InvalidMessageContents" in answers[1]
     assert isinstance(answers[3], Later)
     assert "InternalError" in answers[3].reason
+    assert isinstance(answers[5], Later)
     assert await attribute(url, "ApproximateNumberOfMessages") == 3
 
 
@@ -272,6 +279,18 @@ async def test_throttling_is_nobodys_error(sqs: SqsServer, url: str, status: int
         assert await opened.publish([event("a")]) == [None]
 
 
+async def test_a_slow_sqs_makes_publishing_slow_and_not_vain(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duly.brokers.sqs.BEGIN_SECONDS", -1.0)  # so slow that each publish has time for one request
+    monkeypatch.setattr("duly.brokers.sqs.REQUESTS_AT_ONCE", 1)
+    left = [event(f"o{number}") for number in range(25)]
+    for expected in (10, 10, 5):
+        answers = await publish(url, *left)
+        assert [answer for answer in answers if not isinstance(answer, Later)] == [None] * expected
+        left = [one for one, answer in zip(left, answers, strict=True) if answer is not None]
+    assert left == []
+    assert await attribute(url, "ApproximateNumberOfMessages") == 25
+
+
 async def test_an_answer_that_is_lost_makes_no_second_message(sqs: SqsServer, url: str) -> None:
     async with publishing(url) as opened:
         one = event("a")
@@ -308,8 +327,8 @@ async def _receive(opened: SqsSource, count: int, *, limit: int = 100) -> list[M
 
 async def test_what_is_acknowledged_is_gone_and_what_is_not_comes_again_in_order(url: str) -> None:
     for number in range(1, 4):
-        await publish(url, event("a", number=number))
-    await publish(url, event("b", number=9))
+        await put(url, event("a", number=number))
+    await put(url, event("b", number=9))
     async with reading(url) as opened:
         first = await opened.receive(100, wait_seconds=WAIT)
         assert numbers(first) == [1, 2, 3, 9]
@@ -331,7 +350,7 @@ async def test_a_visibility_time_out_that_runs_out_while_storing_brings_the_same
     sqs: SqsServer, url: str
 ) -> None:
     for number in range(1, 4):
-        await publish(url, event("a", number=number))
+        await put(url, event("a", number=number))
     async with reading(url) as slow, reading(url) as quick:
         late = await slow.receive(100, wait_seconds=WAIT)
         sqs.order("expire")
@@ -344,7 +363,7 @@ async def test_a_visibility_time_out_that_runs_out_while_storing_brings_the_same
 
 
 async def test_what_came_while_nobody_asked_is_given_back_before_its_time_is_over(url: str) -> None:
-    await publish(url, event("a", number=1))
+    await put(url, event("a", number=1))
     async with reading(url) as opened:
         opened._ask(list(opened._topics), 10, 1.0)
         (poll,) = opened._polls.values()
@@ -359,7 +378,7 @@ async def test_what_came_while_nobody_asked_is_given_back_before_its_time_is_ove
 
 
 async def test_whoever_wants_fewer_than_came_gets_what_it_wants(url: str) -> None:
-    await publish(url, *[event(f"o{number}") for number in range(6)])
+    await put(url, *[event(f"o{number}") for number in range(6)])
     async with reading(url) as opened:
         opened._ask(list(opened._topics), 10, 1.0)
         await asyncio.wait(opened._polls.values(), timeout=WAIT)
@@ -384,14 +403,14 @@ async def test_waiting_is_long_and_has_a_bound(sqs: SqsServer, url: str) -> None
         assert 1.9 < monotonic() - began < 2 + WAIT
         assert sqs.order("calls").count("ReceiveMessage") <= 4
         waiting = asyncio.create_task(opened.receive(10, wait_seconds=WAIT))
-        await publish(url, event("a", number=7, topic=OTHER))
+        await put(url, event("a", number=7, topic=OTHER))
         assert numbers(await waiting) == [7]
         (poll,) = opened._polls.values()
         assert not poll.done() or monotonic() - began > 2 + POLL_SECONDS  # the other queue was not waited for
 
 
 async def test_no_more_is_in_flight_than_was_asked_for_and_ten_of_each_queue(url: str) -> None:
-    await publish(url, *[event(f"o{number}", number=number) for number in range(60)])
+    await put(url, *[event(f"o{number}", number=number) for number in range(60)])
     async with reading(url) as opened:
         first = await opened.receive(25, wait_seconds=WAIT)
         assert len(first) == 25
@@ -405,7 +424,7 @@ async def test_no_more_is_in_flight_than_was_asked_for_and_ten_of_each_queue(url
 
 async def test_two_readers_share_the_groups_and_never_one_group(url: str) -> None:
     for number in range(3):
-        await publish(url, *[event(f"g{group}", number=number) for group in range(12)])
+        await put(url, *[event(f"g{group}", number=number) for group in range(12)])
     async with reading(url) as one, reading(url) as other:
         ours, theirs = await one.receive(10, wait_seconds=WAIT), await other.receive(100, wait_seconds=WAIT)
         groups = [{decode(message).aggregate_id for message in batch} for batch in (ours, theirs)]
@@ -418,19 +437,19 @@ async def test_a_queue_that_is_gone_stops_no_other(url: str) -> None:
     async with reading(url, TOPIC, OTHER) as opened:
         async with plain(url) as (client, queue):
             await client.delete_queue(QueueUrl=queue)
-        await publish(url, event("a", number=1, topic=OTHER))
+        await put(url, event("a", number=1, topic=OTHER))
         found = await _receive(opened, 1)
         assert numbers(found) == [1]
         await opened.acknowledge(found)
         assert await opened.receive(10, wait_seconds=1) == []
         await setup(url, topics=[TOPIC], group="duly")
-        await publish(url, event("a", number=2))
+        await put(url, event("a", number=2))
         assert numbers(await _receive(opened, 1)) == [2]
 
 
 async def test_a_reader_that_is_throttled_says_so_and_goes_on(sqs: SqsServer, url: str) -> None:
     async with reading(url) as opened:
-        await publish(url, event("a", number=1))
+        await put(url, event("a", number=1))
         sqs.answer("ReceiveMessage", 503, "ServiceUnavailable")
         with pytest.raises(OSError, match="asks us to wait: ServiceUnavailable"):
             await opened.receive(10, wait_seconds=WAIT)
@@ -440,7 +459,7 @@ async def test_a_reader_that_is_throttled_says_so_and_goes_on(sqs: SqsServer, ur
 
 async def test_what_sqs_would_not_delete_comes_again_soon(sqs: SqsServer, url: str) -> None:
     async with reading(url) as opened:
-        await publish(url, event("a", number=1))
+        await put(url, event("a", number=1))
         found = await opened.receive(10, wait_seconds=WAIT)
         sqs.answer("DeleteMessageBatch", 503, "ServiceUnavailable")
         with pytest.raises(OSError, match="ServiceUnavailable"):

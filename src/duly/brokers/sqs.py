@@ -22,16 +22,30 @@ from typing import Any
 import structlog
 
 from duly.brokers import Later
-from duly.brokers.sqs_client import REQUESTS_AT_ONCE, TEN, TOPIC, Address, Client, NotNow, NotThis, parse_address
+from duly.brokers.sqs_client import (
+    REQUESTS_AT_ONCE,
+    TEN,
+    TOPIC,
+    Address,
+    Client,
+    NotNow,
+    NotThis,
+    explain,
+    is_passing,
+    parse_address,
+)
 from duly.brokers.sqs_source import SqsSource
 from duly.brokers.wire import STRUCTURED, encode_structured
+from duly.clock import monotonic
 from duly.failpoints import failpoint
 from duly.messages import Event, declared_events
 
 log = structlog.get_logger("duly.brokers.sqs")
+BEGIN_SECONDS = 5.0  # so long a publish() begins requests; the last of them may take as long as any
 BATCH_BYTES = 256 * 1024  # the smallest sum of one request that any region allows
 RETENTION_SECONDS = 14 * 86_400  # the longest there is
 LARGEST_MESSAGE_BYTES = 1_048_576
+Answers = dict[int, str | Later | None]  # by the place of the event among those given
 _GROUP = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}")
 _NO_XML = str.maketrans({"\ufffe": "\\ufffe", "\uffff": "\\uffff"})  # SQS takes what XML 1.0 does; JSON can say it so
 
@@ -89,6 +103,31 @@ class _Entry:
     size: int
 
 
+class _Wave:
+    """What the requests of one publish() share. One that takes long begins no more of them: the rest is sent next time.
+
+    The relay gives up on a publish() as a whole, and then knows of no event that it was sent.
+    """
+
+    def __init__(self) -> None:
+        self.turns = asyncio.Semaphore(REQUESTS_AT_ONCE)
+        self.until = monotonic() + BEGIN_SECONDS
+        self.requests = 0
+        self.away: OSError | None = None
+
+    def why_not(self) -> str:
+        """Why no more requests are begun, if so."""
+        if self.away:
+            return str(self.away)
+        return "SQS is slow: this waits for its turn" if self.requests and monotonic() > self.until else ""
+
+    def note(self, error: Exception) -> str:
+        """What went wrong with a request; when SQS is away that holds for all of them."""
+        if isinstance(error, OSError):
+            self.away = error
+        return str(error)
+
+
 class SqsTransport:
     """Publishes to SQS: ten events in a request, and each entry has its own answer."""
 
@@ -109,7 +148,7 @@ class SqsTransport:
 
     async def publish(self, events: Sequence[Event]) -> list[str | Later | None]:
         """Send all, some requests at a time; OSError when nothing at all could be sent."""
-        answers: dict[int, str | Later | None] = {}
+        answers: Answers = {}
         queues: dict[str, list[_Entry]] = {}
         for place, event in enumerate(events):
             entry = _as_entry(place, event)
@@ -117,27 +156,24 @@ class SqsTransport:
                 queues.setdefault(self._client.address.queue(event.topic), []).append(entry)
             else:
                 answers[place] = entry
-        turns = asyncio.Semaphore(REQUESTS_AT_ONCE)
-        away: list[OSError] = []
-        results = await asyncio.gather(*(self._publish_to(name, batch, turns, away) for name, batch in queues.items()))
+        wave = _Wave()
+        results = await asyncio.gather(*(self._publish_to(name, batch, wave) for name, batch in queues.items()))
         for result in results:
             answers |= result
-        if away and all(isinstance(answer, Later) for answer in answers.values()):
-            raise away[0]
+        if wave.away and all(isinstance(answer, Later) for answer in answers.values()):
+            raise wave.away
         failpoint("transport.sent")
         return [answers[place] for place in range(len(events))]
 
-    async def _publish_to(
-        self, name: str, entries: Sequence[_Entry], turns: asyncio.Semaphore, away: list[OSError]
-    ) -> dict[int, str | Later | None]:
+    async def _publish_to(self, name: str, entries: Sequence[_Entry], wave: _Wave) -> Answers:
         try:
-            async with turns:
-                largest = 0 if away else await self._client.largest_message(name)
-        except (NotNow, OSError) as error:
-            return _later(entries, error, away)
-        if away:
-            return _later(entries, away[0], away)
-        answers: dict[int, str | Later | None] = {}
+            async with wave.turns:
+                if reason := wave.why_not():
+                    return _later(entries, reason)
+                largest = await self._client.largest_message(name)
+        except (NotNow, NotThis, OSError) as error:
+            return _later(entries, wave.note(error))
+        answers: Answers = {}
         for entry in entries:
             if entry.size > largest:
                 answers[entry.place] = (
@@ -146,29 +182,28 @@ class SqsTransport:
                 )
         fitting = [entry for entry in entries if entry.place not in answers]
         sent = await asyncio.gather(
-            *(self._send(name, batch, turns, away) for batch in _batches(fitting, max(largest, BATCH_BYTES)))
+            *(self._send(name, batch, wave) for batch in _batches(fitting, max(largest, BATCH_BYTES)))
         )
         for result in sent:
             answers |= result
         return answers
 
-    async def _send(
-        self, name: str, batch: Sequence[_Entry], turns: asyncio.Semaphore, away: list[OSError]
-    ) -> dict[int, str | Later | None]:
+    async def _send(self, name: str, batch: Sequence[_Entry], wave: _Wave) -> Answers:
         """One request. Where SQS refuses all of it for one entry, each is sent alone."""
         try:
-            async with turns:
-                if away:
-                    return _later(batch, away[0], away)
+            async with wave.turns:
+                if reason := wave.why_not():
+                    return _later(batch, reason)
+                wave.requests += 1
                 return _read_answers(name, batch, await self._client.send(name, [_as_request(one) for one in batch]))
         except NotThis as error:
             if len(batch) == 1:
                 return {batch[0].place: str(error)}
         except (NotNow, OSError) as error:
-            return _later(batch, error, away)
-        answers: dict[int, str | Later | None] = {}
+            return _later(batch, wave.note(error))
+        answers: Answers = {}
         for entry in batch:
-            answers |= await self._send(name, [entry], turns, away)
+            answers |= await self._send(name, [entry], wave)
         return answers
 
     async def close(self) -> None:
@@ -214,18 +249,15 @@ def _batches(entries: Sequence[_Entry], most_bytes: int) -> list[list[_Entry]]:
     return batches
 
 
-def _read_answers(name: str, batch: Sequence[_Entry], answer: Any) -> dict[int, str | Later | None]:
-    answers: dict[int, str | Later | None] = {
-        entry.place: Later(f"{name} gave no answer for this event") for entry in batch
-    }
+def _read_answers(name: str, batch: Sequence[_Entry], answer: Any) -> Answers:
+    answers: Answers = {entry.place: Later(f"{name} gave no answer for this event") for entry in batch}
     answers |= {int(one["Id"]): None for one in answer.get("Successful", [])}
     for one in answer.get("Failed", []):
-        reason = f"{name} refused the event: {one.get('Code', '?')}: {one.get('Message', '')}"
-        answers[int(one["Id"])] = reason if one.get("SenderFault") else Later(reason)
+        code = str(one.get("Code", "?"))
+        passes = not one.get("SenderFault") or is_passing(code)
+        answers[int(one["Id"])] = Later(f"{name} asks us to wait: {code}") if passes else explain(name, code)
     return answers
 
 
-def _later(entries: Iterable[_Entry], error: Exception, away: list[OSError]) -> dict[int, str | Later | None]:
-    if isinstance(error, OSError):
-        away.append(error)
-    return {entry.place: Later(str(error)) for entry in entries}
+def _later(entries: Iterable[_Entry], reason: str) -> Answers:
+    return {entry.place: Later(reason) for entry in entries}

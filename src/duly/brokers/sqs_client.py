@@ -313,7 +313,17 @@ def _refusal(error: boto.ClientError, name: str) -> Exception:
         return NotNow(f"AWS does not let us use {queue} ({code}): allow it in the policy of our role")
     if status >= 500 or status == 429 or _BUSY.search(code):
         return NotNow(f"{queue} asks us to wait: {code}")
-    return NotThis(f"{queue} refused it: {code}: {_WORDS.get(code, 'see the SQS API reference')}")
+    return NotThis(explain(queue, code))
+
+
+def is_passing(code: str) -> bool:
+    """Whether an error of one entry is no fault of that entry."""
+    return code in _FORBIDDEN or code in _CREDENTIALS or _BUSY.search(code) is not None
+
+
+def explain(name: str, code: str) -> str:
+    """Why SQS will never take something. Its own words are not repeated: they may hold a part of it."""
+    return f"{name} refused it: {code}: {_WORDS.get(code, 'see the SQS API reference')}"
 
 
 _WORDS = {
