@@ -243,6 +243,7 @@ async def test_a_payment_that_hangs_at_the_bank_is_told_to_a_person(payers: Paye
         await payers.run(hours=6.1)
     assert (payers.state(made["id"]), alerts_of(dsn)) == ("PROCESSING", ["payments.open"])
     payers.check()
+    payers.settle(made["id"], "DECLINED")
     await payers.call(made["id"], "FAILED")
     assert (payers.state(made["id"]), alerts_of(dsn)) == ("PERMANENTLY_FAILED", [])
     payers.check()
