@@ -87,7 +87,7 @@ class Shot:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-RULE = "(SELECT id FROM decisions.rules WHERE status = 'DRAFT' LIMIT 1)"
+RULE = "SELECT rule_id FROM decisions.rule_versions WHERE name = 'Stricter limit' LIMIT 1"
 DARK, NARROW, TALL = {"color_scheme": "dark"}, {"width": 360, "height": 780}, {"height": 1300}
 SHOTS = (
     Shot("overview", "/console"), Shot("overview-dark", "/console", options=DARK),

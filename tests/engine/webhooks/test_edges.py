@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -76,6 +77,17 @@ async def test_a_range_has_its_beginning_and_not_its_end_and_goes_on_after_a_num
     again = rows(hooks.dsn, "SELECT redeliveries FROM duly.webhook_deliveries ORDER BY number")
     assert again == [(0,), (1,), (0,)]
     assert len(one.requests) == 1
+
+
+async def test_what_was_kept_goes_in_the_order_in_which_it_came(hooks: Hooks) -> None:
+    async with subscriber() as one:
+        made = await hooks.subscribe(one.url, max_in_flight=1)
+        await hooks.pause(made.id)
+        await hooks.emit(5)
+        await hooks.drain()
+        await hooks.resume(made.id)
+        await hooks.drain()
+    assert [json.loads(body)["subject"] for body in one.bodies] == [f"o-{n}" for n in range(5)]
 
 
 async def test_a_delivery_whose_job_was_just_made_is_no_stray(hooks: Hooks) -> None:
