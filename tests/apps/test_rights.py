@@ -194,6 +194,7 @@ ACTION_BODIES: dict[str, dict[str, Any]] = {
     "schedules.add": {"name": "new.one", "cron": "0 9 * * *"}, "schedules.edit": {**SCHEDULE, "cron": "0 9 * * *"},
     "schedules.enable": SCHEDULE, "schedules.disable": SCHEDULE, "schedules.trigger": SCHEDULE,
     "schedules.remove": SCHEDULE,
+    "consumers.via": {"name": "nobody", "via": "-"},
     "webhooks.add": NEW_SUBSCRIPTION,
     "webhooks.redeliver-range": {"id": str(uuid4()), "since": "2026-01-01T00:00Z", "until": "2026-01-02T00:00Z"},
 }  # fmt: skip
