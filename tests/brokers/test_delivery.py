@@ -98,7 +98,9 @@ async def test_headers_arrive_and_the_trace_goes_on(world: World) -> None:
     assert (stored["type"], stored["topic"], stored["aggregate"]) == ("order.changed", world.topic, "ö 1/2")
     assert stored["payload"] == {"n": 1, "text": "\N{SNOWMAN} \t x"}
     assert headers.items() <= stored["headers"].items()
-    await world.until(lambda: world.value("SELECT count(*) FROM duly.outbox") == 0, "the relay has written it down, too")
+    await world.until(
+        lambda: world.value("SELECT count(*) FROM duly.outbox") == 0, "the relay has written it down, too"
+    )
     written = world.value("SELECT created_at FROM duly.events WHERE id = %(id)s", id=event_id)
     assert datetime.fromisoformat(stored["at"]) == written
     jobs = world.value("SELECT jsonb_agg(jsonb_build_array(traceparent, correlation_id, causation_id)) FROM duly.jobs")
