@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tests.brokers.process import preload
 from tests.brokers.servers import Kind, Server, chosen, find
 from tests.brokers.world import World, create_world
 
@@ -18,6 +19,7 @@ from tests.brokers.world import World, create_world
 @pytest.fixture(scope="session", params=chosen())
 def broker(request: pytest.FixtureRequest) -> Iterator[tuple[Kind, Server]]:
     """One after the other, each broker that is not left out, and its server, running."""
+    preload()
     kind = find(request.param)
     directory = Path(tempfile.mkdtemp(prefix=f"duly-{kind.name}-"))
     before = dict(os.environ)

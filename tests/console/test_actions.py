@@ -33,6 +33,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "events.discard": ({"id": EVENT}, "events discard", "event.discarded"),
     "events.requeue-all": ({}, "events requeue", "event.requeued"),
     "events.discard-all": ({"topic": "orders"}, "events discard", "event.discarded"),
+    "consumers.via": ({"name": "audience", "via": "kafka"}, "consumers via", "consumer.moved"),
     "alerts.resolve": ({"id": "1"}, "alerts resolve", "alert.resolved"),
     "schedules.add": ({"name": "new.one", "cron": "0 9 * * *"}, "schedules add", "schedule.added"),
     "schedules.edit": ({"name": "duly.forget-audit", "cron": "1 1 * * *"}, "schedules edit", "schedule.edited"),
@@ -87,7 +88,7 @@ def test_every_action_has_a_command(name: str) -> None:
     command: Any = get_command(commands)
     group = command.commands[family]
     assert verb in group.commands
-    file = f"{family}.py" if family in ("schedules", "webhooks") else "operate.py"
+    file = {"schedules": "schedules.py", "webhooks": "webhooks.py", "consumers": "brokers.py"}.get(family, "operate.py")
     source = (Path(__file__).parents[2] / "src/duly/cli" / file).read_text()
     assert f'"{name}"' in source, "the command must run the action"
 

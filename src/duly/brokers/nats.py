@@ -192,7 +192,6 @@ class _Reader:
     next: int
     consumer: str = ""  # empty: it is to be made, from next on
     delivered: int = 0  # by that consumer
-    whole: bool = False  # the next message is larger than a pull: ask for it alone
 
 
 @dataclass
@@ -393,7 +392,7 @@ class NatsSource:
     async def _pull(self, limit: int, *, wait_seconds: float) -> None:
         """Ask each reader's consumer for so many: for what is there, or (waiting) for the first that comes."""
         pulls = {
-            f"{self._inbox}.{next(self._numbers)}": _Pull(reader, reader.consumer, 1 if reader.whole else limit)
+            f"{self._inbox}.{next(self._numbers)}": _Pull(reader, reader.consumer, limit)
             for reader in self._readers
             if reader.consumer
         }
@@ -420,11 +419,9 @@ class NatsSource:
                 del pulls[came.subject]
 
     async def _ask(self, reply: str, pull: _Pull, wait_seconds: float) -> None:
-        request: dict[str, Any] = {"batch": pull.wanted}
-        if not pull.reader.whole and not wait_seconds:
-            request["max_bytes"] = PULL_BYTES
-        request |= {"expires": int(wait_seconds * 1e9)} if wait_seconds else {"no_wait": True}
-        pull.reader.whole = False
+        """Who waits, waits for one message, however large it is; who does not takes no more than fits into memory."""
+        limits = {"expires": int(wait_seconds * 1e9)} if wait_seconds else {"no_wait": True, "max_bytes": PULL_BYTES}
+        request = {"batch": pull.wanted, **limits}
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{pull.reader.stream}.{pull.consumer}"
         await self._link.send(subject, json.dumps(request).encode(), reply)
 
@@ -464,9 +461,7 @@ class NatsSource:
         code, reason = (status.headers or {}).get("Status"), (status.headers or {}).get("Description", "")
         if code == "100":
             return False
-        if code == "409" and "maxbytes" in reason.lower():
-            reader.whole = True
-        elif code not in ("404", "408"):
+        if code not in ("404", "408") and "maxbytes" not in reason.lower():
             log.warning("nats_consumer_gone", stream=reader.stream, code=code, reason=reason)
             reader.consumer = ""
         return True
