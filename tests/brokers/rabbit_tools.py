@@ -13,10 +13,12 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from duly.brokers import Message, Source
+from duly.brokers.rabbitmq.line import read_address
 from duly.ids import uuid7
 from duly.messages import Event
 
 TOPIC = "shop.orders"
+GROUP = "shop"
 
 
 def event(aggregate: str, *, type_: str = "order.placed", topic: str = TOPIC, **payload: Any) -> Event:
@@ -42,6 +44,11 @@ async def read_all(source: Source, count: int, *, seconds: float = 60.0, limit: 
 def ids(messages: Sequence[Message]) -> list[str]:
     """The ids of events, as they are on the wire."""
     return [message.headers["cloudevents:id"] for message in messages]
+
+
+def queue_of(url: str, group: str = GROUP) -> str:
+    """The name of the queue of a group there."""
+    return f"{read_address(url).exchange}.{group}"
 
 
 @contextlib.asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from duly.outbox.relay import Relay
 from duly.testing import BusinessClock, drain
 from tests.apps.conftest import serving
 from tests.apps.transfers.acting import Users, check_consistent, events_of
-from tests.brokers.rabbit_tools import peek, take_all, waiting
+from tests.brokers.rabbit_tools import peek, queue_of, take_all, waiting
 from tests.brokers.server_rabbitmq import RabbitMQServer
 from tests.support import rows, value
 
@@ -32,21 +32,10 @@ CONSUMER = "transfers.notify-owner"
 GROUP = "notices"
 
 
-@pytest.fixture(scope="module")
-def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQServer]:
-    """One node for these tests."""
-    node = RabbitMQServer(tmp_path_factory.mktemp("rabbitmq"))
-    try:
-        node.start()
-        yield node
-    finally:
-        node.close()
-
-
 @pytest.fixture
-def url(rabbit: RabbitMQServer) -> str:
-    """An exchange, and so queues, of the test's own."""
-    return f"{rabbit.url}?exchange=t{uuid7().hex}"
+def url(rabbit_url: str) -> str:
+    """An exchange of the test's own."""
+    return rabbit_url
 
 
 @pytest.fixture(scope="session")
@@ -88,17 +77,12 @@ async def receive_all(db: Database, url: str) -> int:
         for _ in range(50):
             cycle = await receiver.cycle()
             new += int(cycle.facts.get("received", 0))
-            if not cycle.done and await waiting(url, queue_of(url)) == 0:
+            if not cycle.done and await waiting(url, queue_of(url, GROUP)) == 0:
                 return new
     finally:
         await receiver.close()
         await receiver.source.close()
     raise AssertionError("still not received after 50 rounds")
-
-
-def queue_of(url: str) -> str:
-    """What the receivers read."""
-    return f"{read_address(url).exchange}.{GROUP}"
 
 
 async def expire_one(users: Users, clock: BusinessClock) -> tuple[str, str]:
@@ -154,7 +138,7 @@ async def test_what_comes_twice_and_a_broker_that_dies_in_between_tell_the_owner
     await expire_one(users, clock)
     assert await publish_all(db, url) == 3
     async with peek(url) as channel:  # what a relay does that dies after the confirm and before its commit
-        reads = await channel.get_queue(queue_of(url))
+        reads = await channel.get_queue(queue_of(url, GROUP))
         assert reads.declaration_result.message_count == 3
         for message in await take_all(channel, reads.name, 3):
             for _ in range(2):

@@ -79,13 +79,9 @@ async def setup(url: str, *, topics: Sequence[str], group: str) -> list[str]:
     """Create what is missing, and bind the topics to the group's queue; a sentence for each thing that was made."""
     address = read_address(url)
     line = Line(address, "setup")
-    made: list[str] = []
     pieces = [exchange(address), by_topic(address), *([queue(address, group)] if topics else [])]
     try:
-        for piece in pieces:
-            if not await _exists(line, piece):
-                made.append(f"{piece} was made")
-            await _compare(line, piece, needed=True)
+        made = [f"{piece} was made" for piece in pieces if not await _examine(line, piece, make=True)]
         await bind(line, topics=topics, group=group)
     except Rejected as error:
         raise Refused(str(error)) from None
@@ -98,9 +94,8 @@ async def check(line: Line, pieces: Sequence[Piece]) -> None:
     """Refuse what is missing, or is not as we need it."""
     try:
         for piece in pieces:
-            if not await _exists(line, piece):
+            if not await _examine(line, piece, make=False):
                 raise Refused(f"RabbitMQ at {line.address.shown} has not {piece}: {SETUP}")
-            await _compare(line, piece, needed=False)
     except Rejected as error:
         raise Refused(str(error)) from None
 
@@ -123,29 +118,36 @@ async def bind(line: Line, *, topics: Sequence[str], group: str) -> None:
         raise Refused(f"RabbitMQ at {address.shown} does not bind the topics: {plain(error)}") from None
 
 
-async def _exists(line: Line, piece: Piece) -> bool:
+async def _examine(line: Line, piece: Piece, *, make: bool) -> bool:
+    """Whether it was there; if it was, or is to be made, it is as we need it, or Refused says what differs.
+
+    RabbitMQ tells no properties. But to declare something again with others is refused, and says which.
+    """
     try:
         async with line.brief_channel() as channel:
             await piece.declare(channel, passive=True)
+            await _declare(line, piece, channel, make=make)
+            return True
     except ChannelNotFoundEntity:
-        return False
-    except ChannelLockedResource:
-        return True  # somebody's own, and the comparison says so
-    return True
+        pass
+    except ChannelLockedResource as error:
+        raise Refused(f"RabbitMQ at {line.address.shown} keeps {piece} for somebody else: {plain(error)}") from None
+    if make:
+        async with line.brief_channel() as channel:  # the refusal has closed the other
+            await _declare(line, piece, channel, make=make)
+    return False
 
 
-async def _compare(line: Line, piece: Piece, *, needed: bool) -> None:
-    """RabbitMQ tells no properties; but to declare something again with others is refused, and says which differ."""
+async def _declare(line: Line, piece: Piece, channel: AbstractChannel, *, make: bool) -> None:
     try:
-        async with line.brief_channel() as channel:
-            await piece.declare(channel)
-    except (ChannelPreconditionFailed, ChannelLockedResource) as error:
+        await piece.declare(channel)
+    except ChannelPreconditionFailed as error:
         raise Refused(
             f"RabbitMQ at {line.address.shown} has {piece} with other properties than those that lose nothing "
             f"({plain(error)}): remove it once it is empty, and {SETUP}; or name another in the address"
         ) from None
     except ChannelAccessRefused as error:
-        if needed:
+        if make:
             raise Refused(
                 f"RabbitMQ at {line.address.shown} does not let {line.address.user!r} make {piece}: {plain(error)}"
             ) from None

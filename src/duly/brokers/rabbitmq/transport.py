@@ -19,7 +19,7 @@ from aiormq.exceptions import ChannelAccessRefused, ChannelClosed, ChannelInvali
 
 from duly.brokers import Later
 from duly.brokers.rabbitmq import topology
-from duly.brokers.rabbitmq.line import ANSWER_SECONDS, Address, Line, plain
+from duly.brokers.rabbitmq.line import ANSWER_SECONDS, Address, Line, asking, plain
 from duly.brokers.wire import AMQP, encode
 from duly.clock import monotonic
 from duly.failpoints import failpoint
@@ -27,6 +27,7 @@ from duly.messages import Event
 
 PUBLISH_SECONDS = 20.0
 BLOCKED_SECONDS = 10.0
+NOBODY = "duly.nobody"
 Answer = str | Later | None
 
 
@@ -39,7 +40,7 @@ class RabbitTransport:
         self._address = address
         self._line = Line(address, "relay")
         self._channel: AbstractChannel | None = None
-        self._proven = 0  # the number of the connection that has confirmed something
+        self._proven = 0  # the number of the connection that is known to be read
 
     async def check(self) -> None:
         """The exchange is there, is durable, and routes by patterns."""
@@ -47,14 +48,7 @@ class RabbitTransport:
 
     async def publish(self, events: Sequence[Event]) -> Sequence[Answer]:
         """Send each and wait for its confirm; see Transport."""
-        ends_at = monotonic() + PUBLISH_SECONDS
-        await self._open()
-        # Whether RabbitMQ blocks a connection shows only when it publishes: one event finds out, not all of them.
-        head = 0 if self._proven == self._line.number else 1
-        answers: list[Answer] = []
-        for part in (events[:head], events[head:]):
-            answers += await self._publish(part, ends_at) if part else []
-        return answers
+        return await self._publish(events, monotonic() + PUBLISH_SECONDS) if events else []
 
     async def close(self) -> None:
         """Hang up; nothing is under way when nobody waits in publish()."""
@@ -65,8 +59,6 @@ class RabbitTransport:
         outcomes = await self._send(events)
         answers = {index: outcome for index, outcome in enumerate(outcomes) if not isinstance(outcome, BaseException)}
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if answers:
-            self._proven = self._line.number
         if refusal := next((failure for failure in failures if isinstance(failure, ChannelClosed)), None):
             self._channel = None
             if len(events) == 1:
@@ -90,25 +82,45 @@ class RabbitTransport:
         if lost := next((failure for failure in failures if not isinstance(failure, TimeoutError)), None):
             await self.close()
             raise ConnectionResetError(f"RabbitMQ at {shown} was lost before it confirmed: {plain(lost)}")
-        if await self._line.is_blocked():  # the connection stays: another one would be blocked as well
-            raise TimeoutError(_blocked(shown))
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await self._line.close_channel(channel)
-        unconfirmed = f"RabbitMQ at {shown} did not confirm it in {ANSWER_SECONDS:g} seconds"
-        if answered:
-            return Later(f"{unconfirmed}, and confirmed others: a queue it goes to may have lost its majority")
-        await self.close()
-        raise TimeoutError(unconfirmed)
+        if not await self._line.is_blocked():
+            channel, self._channel = self._channel, None
+            if channel is not None:
+                await self._line.close_channel(channel)
+        if not answered:
+            self._proven = 0
+            await self._open()  # raises the outage, if it is one
+        return Later(
+            f"RabbitMQ at {shown} did not confirm it in {ANSWER_SECONDS:g} seconds, and confirms others: "
+            "a queue that it goes to is stuck, or has lost its majority"
+        )
 
     async def _open(self) -> AbstractChannel:
+        """A channel on a line that is known to be read."""
         before = self._line.number
         await self._line.open()
         if await self._line.is_blocked(wait_seconds=BLOCKED_SECONDS):
             raise TimeoutError(_blocked(self._address.shown))
         if self._channel is None or self._channel.is_closed or self._line.number != before:
             self._channel = await self._line.channel(confirms=True)
+        if self._proven != self._line.number:
+            await self._prove(self._channel)
+            self._proven = self._line.number
+        if self._channel.is_closed:
+            self._channel = await self._line.channel(confirms=True)
         return self._channel
+
+    async def _prove(self, channel: AbstractChannel) -> None:
+        """Publish nothing to nobody: that RabbitMQ blocks a line shows only then, and no event is to find it out."""
+        try:
+            async with asking(self._address):
+                await channel.default_exchange.publish(Message(b""), NOBODY, mandatory=False)
+        except ChannelClosed:
+            return  # it has no right to do so, and that is an answer
+        except TimeoutError:
+            if await self._line.is_blocked():  # the connection stays: another one would be blocked as well
+                raise TimeoutError(_blocked(self._address.shown)) from None
+            await self.close()
+            raise
 
     async def _send(self, events: Sequence[Event]) -> list[Answer | BaseException]:
         """All at once, for they are of different aggregates; what has no answer in time is a TimeoutError."""
