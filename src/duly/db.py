@@ -57,6 +57,7 @@ class Scope:
     notified: set[str] = field(default_factory=set)
     correlation_id: UUID | None = None
     settings: Settings | None = None
+    xid: str | None = None
 
 
 _raw_scopes: dict[int, Scope] = {}  # by id() of an asyncpg connection, while a transaction of ours is open on it
@@ -243,7 +244,7 @@ class Database:
         session = AsyncSession(self.engine, expire_on_commit=False, info={_SCOPE: scope})
         try:
             yield session
-            await self._commit(session, confirm=confirm)
+            await self._commit(session, scope, confirm=confirm)
         except BaseException:
             with contextlib.suppress(Exception):
                 await asyncio.shield(session.close())
@@ -281,15 +282,17 @@ class Database:
                 raise OutcomeUnknown(LOST_COMMIT) from error
             raise
 
-    async def _commit(self, session: AsyncSession, *, confirm: bool) -> None:
+    async def _commit(self, session: AsyncSession, scope: Scope, *, confirm: bool) -> None:
         await session.flush()
-        xid = (await session.execute(_CURRENT_XACT)).scalar() if confirm else None
+        xid = scope.xid
+        if confirm and xid is None:
+            xid = (await session.execute(_CURRENT_XACT)).scalar()
         try:
             await session.commit()
         except Exception as error:
             if not is_disconnect(error):
                 raise
-            if xid is not None and await self._committed(str(xid)):
+            if xid is not None and await self._committed(xid):
                 return
             if xid is not None:
                 raise Unavailable("the connection was lost before COMMIT took effect; nothing was written") from error
@@ -420,6 +423,13 @@ def origin_of(tx: Any) -> Origin:
         scope.correlation_id = scope.correlation_id or uuid7()
         return replace(origin, correlation_id=scope.correlation_id)
     return origin
+
+
+def note_xid(tx: Any, xid: str) -> None:
+    """Whoever got the transaction's id with a statement of theirs says so, and COMMIT need not ask for it."""
+    scope = _scope(tx)
+    if scope is not None:
+        scope.xid = xid
 
 
 def request_poke(tx: Any, channel: str) -> bool:

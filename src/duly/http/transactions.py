@@ -18,6 +18,7 @@ import contextlib
 import functools
 import inspect
 import random
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
 
 from duly.auth.http import Require
 from duly.db import CONFLICT_RETRIES, Database, Tx, is_conflict, is_database_gone
@@ -58,6 +61,7 @@ KEY_PARAMETER = {
 STACKS = ("fastapi_inner_astack", "fastapi_function_astack")  # where FastAPI keeps what dependencies do after yield
 Handle = Callable[[Request], Coroutine[Any, Any, Response]]
 Turn = tuple[str, str]
+_ANYTHING = re.compile("")
 
 
 @dataclass
@@ -220,6 +224,20 @@ class Router(APIRouter):
     def __init__(self, *, invalid_status: int = Invalid.status, **options: Any) -> None:
         options.setdefault("route_class", type("Route", (Route,), {"invalid_status": invalid_status}))
         super().__init__(**options)
+        self._beginnings = (0, _ANYTHING)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """None of its routes, at once, where no beginning of theirs is in the path: FastAPI tries them one by one."""
+        count, beginnings = self._beginnings
+        if count != len(self.routes):
+            beginnings = re.compile("|".join(sorted({_beginning(route) for route in self.routes})))
+            self._beginnings = (len(self.routes), beginnings)
+        return super().matches(scope) if beginnings.search(scope["path"]) else (Match.NONE, {})
+
+
+def _beginning(route: BaseRoute) -> str:
+    """A pattern for what every path of the route contains; of what is no simple route, nothing is known."""
+    return re.escape(route.path.partition("{")[0]) if isinstance(route, APIRoute) else ""
 
 
 def _rights(dependant: Any) -> list[Require]:

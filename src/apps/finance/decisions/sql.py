@@ -153,7 +153,7 @@ INSERT INTO decisions.log (id, rule_set_id, rule_set_version, snapshot_id, engin
 VALUES (duly.uuid7(CAST(:at AS timestamptz)), :rule_set_id, :rule_set_version, :snapshot_id, :engine, :subject, :at,
         :decision, :score, CAST(:facts AS jsonb), CAST(:matched AS jsonb), CAST(:incomplete AS jsonb), :evaluated,
         :latency_us)
-RETURNING id
+RETURNING id, CAST(pg_current_xact_id() AS text)
 """)
 INSERT_DECISIONS = text("""
 WITH given AS MATERIALIZED (

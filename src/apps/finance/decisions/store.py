@@ -24,6 +24,7 @@ from apps.finance.decisions.model import (
 from apps.finance.decisions.tables import list_versions, rule_versions, rules
 from apps.finance.decisions.tables import metadata as metadata
 from duly import Tx
+from duly.db import note_xid
 
 _RULE = select(
     rules,
@@ -222,8 +223,9 @@ async def observe(tx: Tx, observed: Sequence[Mapping[str, Any]]) -> None:
 
 async def insert_decision(tx: Tx, values: Mapping[str, Any]) -> UUID:
     """Log a decision."""
-    decision_id: UUID = (await tx.execute(sql.INSERT_DECISION, values)).scalar_one()
-    return decision_id
+    decision_id, xid = (await tx.execute(sql.INSERT_DECISION, values)).one()
+    note_xid(tx, xid)
+    return UUID(bytes=decision_id.bytes)
 
 
 async def insert_decisions(

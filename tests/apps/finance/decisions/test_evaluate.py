@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -15,10 +16,11 @@ from apps.finance.decisions import service
 from apps.finance.decisions.facts import BadFacts
 from apps.finance.decisions.model import Observation, Outcome, RuleSetNotFound
 from duly.db import Database
-from duly.errors import Invalid
+from duly.errors import Invalid, Unavailable
 from duly.testing import BusinessClock
 from tests.apps.finance.decisions.acting import FIELDS, LARGE, Office
 from tests.apps.transfers.acting import counting
+from tests.engine.jobs.wire import Cut, breaking_wire
 from tests.support import rows, value
 
 SEEN_24H = {"name": "seen24h", "function": "count", "stream": "payments", "by": ["from"], "windowSeconds": 86_400}
@@ -102,6 +104,25 @@ async def test_an_evaluation_is_two_statements_however_many_rules_and_velocity_f
     assert len(sent) == 2, sent
     assert sent[0].startswith("SELECT r.snapshot_id")
     assert sent[1].startswith("INSERT INTO decisions.log")
+
+
+@pytest.mark.parametrize("cut", ["statement", "reply"])
+async def test_a_commit_without_an_answer_is_looked_up_by_the_id_that_came_with_the_log(
+    office: Office, dsn: str, cut: Cut
+) -> None:
+    """F14: a request is confirmed without a statement more than the decision's own two."""
+    await office.make_set()
+    async with breaking_wire(dsn) as wire:
+        db = Database(wire.dsn)
+        outcome = pytest.raises(Unavailable) if cut == "statement" else contextlib.nullcontext()
+        with outcome:
+            async with db.transaction(confirm=True) as tx:
+                await service.evaluate(tx, "screening", {"amount": "5"})
+                wire.cut_next = cut
+        await db.close()
+    assert wire.cuts == 1
+    assert value(dsn, "SELECT count(*) FROM decisions.log") == (0 if cut == "statement" else 1)
+    assert [sent for sent in wire.sent if "pg_current_xact_id_if_assigned" in sent] == []
 
 
 async def test_what_is_activated_elsewhere_is_in_force_with_the_next_evaluation(office: Office, db: Database) -> None:
