@@ -264,7 +264,7 @@ class Database:
             await self._commit_raw(transaction)
         except BaseException:
             with contextlib.suppress(Exception):
-                await asyncio.shield(_undo(transaction))
+                await asyncio.shield(transaction.rollback())
             raise
         finally:
             del _raw_scopes[id(connection)]
@@ -348,6 +348,7 @@ class Database:
     async def connect(self, *, application: str = "duly", statement_timeout_seconds: float | None = None) -> Any:
         """A new asyncpg connection with bounded waits everywhere."""
         timeout = statement_timeout_seconds or self.settings.statement_timeout_seconds
+        idle_seconds = max(self.settings.idle_transaction_seconds, timeout)
         try:
             connection = await asyncpg.connect(
                 self.dsn or None,
@@ -356,7 +357,7 @@ class Database:
                 server_settings={
                     "application_name": application,
                     "statement_timeout": str(int(timeout * 1000)),
-                    "idle_in_transaction_session_timeout": str(int(max(60.0, timeout) * 1000)),
+                    "idle_in_transaction_session_timeout": str(int(idle_seconds * 1000)),
                     "timezone": "UTC",
                 },
             )
@@ -389,7 +390,7 @@ class Database:
             connect_timeout=max(1, int(self.settings.connect_timeout_seconds)),
             application_name="duly-sync",
             options=f"-c statement_timeout={timeout} -c timezone=UTC "
-            f"-c idle_in_transaction_session_timeout={max(60_000, timeout)}",
+            f"-c idle_in_transaction_session_timeout={int(self.settings.idle_transaction_seconds * 1000)}",
         )
 
     def poke(self, *channels: str) -> None:
@@ -427,8 +428,7 @@ def origin_of(tx: Any) -> Origin:
 
 def note_xid(tx: Any, xid: str) -> None:
     """Whoever got the transaction's id with a statement of theirs says so, and COMMIT need not ask for it."""
-    scope = _scope(tx)
-    if scope is not None:
+    if scope := _scope(tx):
         scope.xid = xid
 
 
@@ -464,10 +464,6 @@ def lend_scope(tx: AsyncSession, connection: AsyncConnection) -> Iterator[None]:
         yield
     finally:
         connection.info.pop(_SCOPE, None)
-
-
-async def _undo(transaction: Any) -> None:
-    await transaction.rollback()
 
 
 def normal_dsn(dsn: str) -> str:

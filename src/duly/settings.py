@@ -79,6 +79,11 @@ class Settings(BaseSettings):
     encryption_keys: SecretStr = SecretStr("")  # id:base64, the newest first
 
     @property
+    def idle_transaction_seconds(self) -> float:
+        """How long a transaction may stand still, with all its locks, before the server ends it."""
+        return max(60.0, self.statement_timeout_seconds)
+
+    @property
     def webhook_sessions(self) -> int:
         """Database sessions of the deliveries: each needs one for milliseconds, before and after it is sent."""
         return min(self.webhook_concurrency, 10)

@@ -67,6 +67,11 @@ class Server:
         """SIGKILL to the postmaster itself; its children find out and end."""
         pid = int((self.postgres.directory / "postmaster.pid").read_text().splitlines()[0])
         os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + RESTART_SECONDS
+        while _is_alive(pid):  # on a busy machine it has yet to be given the processor that it dies on
+            if time.monotonic() > deadline:
+                raise TimeoutError("the postmaster survives SIGKILL")
+            time.sleep(0.01)
         return pid
 
     def restart(self) -> float:
@@ -76,6 +81,7 @@ class Server:
             self._forget_the_dead()
             with contextlib.suppress(Refused, psycopg.Error):  # what the last one left behind is still in use
                 self.postgres.start()
+                self.admin().close()
                 return time.monotonic() - began
             if time.monotonic() - began > RESTART_SECONDS:
                 raise TimeoutError("PostgreSQL did not come back")
@@ -95,6 +101,12 @@ class Server:
         """A killed postmaster that nobody has waited for looks alive to pg_ctl."""
         file = self.postgres.directory / "postmaster.pid"
         with contextlib.suppress(OSError, ValueError, IndexError):
-            pid = int(file.read_text().splitlines()[0])
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            if not _is_alive(int(file.read_text().splitlines()[0])):
                 file.unlink()
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether it runs: neither gone nor waiting for somebody to notice that it ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False

@@ -27,14 +27,15 @@ REACH_SECONDS = 20.0
 END_SECONDS = 20.0
 SLEEP_SECONDS = 1.6  # longer than a lease
 MEETING_SECONDS = 0.6  # how long the heir works on a job when the zombie is to come back meanwhile
-FREED_AFTER_SECONDS = 1.3  # what PostgreSQL does to an idle transaction after a minute, we do after a lease
+FREED_AFTER_SECONDS = 1.3  # what PostgreSQL and Attendance do after a minute, we do after a lease
 ONCE = {("migrate",), ("requeue",)}
 SETTINGS = {
     "lease_seconds": LEASE_SECONDS, "poll_seconds": 0.1, "concurrency": 2, "shutdown_grace_seconds": 5,
     "job_timeout_seconds": 30, "pool_size": 5,
 }  # fmt: skip
 STANDING = (
-    "(state LIKE 'idle in transaction%' OR application_name = 'duly-migrate' AND state = 'idle')"
+    "(state LIKE 'idle in transaction%' OR application_name = 'duly-migrate' AND state = 'idle'"
+    " OR state = 'active' AND wait_event = 'ClientRead')"
     f" AND state_change < clock_timestamp() - interval '{FREED_AFTER_SECONDS} seconds'"
 )
 STANDS = f"SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND {STANDING})"
@@ -42,6 +43,11 @@ TAKEN_OVER = "SELECT EXISTS (SELECT 1 FROM duly.jobs WHERE lost_by IS NOT NULL)"
 OUR_CONNECTIONS = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'duly%'"
 )
+SESSIONS = """
+SELECT pid, application_name, state, round(extract(epoch FROM clock_timestamp() - state_change), 1) AS seconds,
+       wait_event_type, wait_event, pg_blocking_pids(pid), left(regexp_replace(query, '\\s+', ' ', 'g'), 100)
+FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
 SENT_NOT_NOTED = {"transport.sent", "relay.sent", "relay.before_commit", "relay.parked", "relay.unparked"}
 
 
@@ -95,6 +101,7 @@ def run_cell(server: TestServer, cell: Cell, directory: Path) -> Outcome:
             trial.run()
         except Overdue as error:
             violations.append(str(error))
+            violations += [f"session: {', '.join(map(str, row))}" for row in bench.rows(SESSIONS)]
         facts = bench.read_facts()
         facts.reached, facts.seconds, facts.endings = trial.reached, trial.recovery_seconds, trial.endings
         facts.leftovers = [said for said, question in workload.questions if bench.value(question)]

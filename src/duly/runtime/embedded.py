@@ -62,7 +62,7 @@ class EmbeddedPostgres:
 
     def is_running(self) -> bool:
         """Whether a postmaster is alive on this directory."""
-        return self._pg_ctl("status", check=False).returncode == 0
+        return self._pg_ctl("status", check=False).returncode == 0 and not self._is_another()
 
     def start(self) -> bool:
         """Initialise if new, start if stopped; True when this call started it."""
@@ -71,6 +71,8 @@ class EmbeddedPostgres:
             self._initialise()
         if self.is_running():
             return False
+        if self._is_another():
+            (self.directory / "postmaster.pid").unlink()
         self.socket_directory.mkdir(parents=True, exist_ok=True)
         self._own(self.socket_directory)
         options = " ".join([f"-k {self.socket_directory}", *(f"-c {parameter}" for parameter in self.parameters)])
@@ -89,6 +91,13 @@ class EmbeddedPostgres:
             self._pg_ctl("stop", "-w", "-t", "30", "-m", mode, check=False)
 
     # -- inside -------------------------------------------------------------------------------------------------
+
+    def _is_another(self) -> bool:
+        """Whether somebody else has the number of a postmaster that died: pg_ctl takes whoever has it for ours."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            pid = int((self.directory / "postmaster.pid").read_text().splitlines()[0])
+            return b"postgres" not in Path(f"/proc/{pid}/cmdline").read_bytes()  # where there is no /proc, nobody knows
+        return False
 
     def _prepare_directories(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)

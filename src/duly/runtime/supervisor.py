@@ -44,11 +44,24 @@ ATTEND = Statement(
     """
 )
 FORGET_DEAD = Statement("DELETE FROM duly.processes WHERE seen_at < clock_timestamp() - interval '1 day'")
+# PostgreSQL itself ends a transaction that stands idle. One whose process froze between the two halves of a statement
+# counts as active there, waits for its client for ever, and would hold its locks as long.
+FREE_FROZEN = Statement(
+    """
+    SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND usename = current_user AND application_name LIKE 'duly%'
+      AND state = 'active' AND wait_event = 'ClientRead' AND xact_start IS NOT NULL
+      AND state_change < clock_timestamp() - make_interval(secs => :seconds)
+    """
+)
 LEAVE = Statement("DELETE FROM duly.processes WHERE id = ANY(CAST(:ids AS text[]))")
 
 
 class Attendance(Duty):
-    """Says in ``duly.processes`` that this process's duties are alive, on a connection of its own."""
+    """Says in ``duly.processes`` that this process's duties are alive, on a connection of its own.
+
+    It also frees what others hold who are frozen.
+    """
 
     name = "attendance"
     poll_seconds = ATTENDANCE_SECONDS
@@ -64,6 +77,8 @@ class Attendance(Duty):
         ids, kinds = [duty.identity for duty in self._duties], [duty.name for duty in self._duties]
         await fetch(connection, ATTEND, ids=ids, kinds=kinds, names=self._names, version=version("duly"))
         await fetch(connection, FORGET_DEAD)
+        if freed := await fetch(connection, FREE_FROZEN, seconds=self.db.settings.idle_transaction_seconds):
+            log.warning("frozen_sessions_ended", sessions=[pid for pid, _ in freed])
         return Cycle()
 
     async def leave(self) -> None:

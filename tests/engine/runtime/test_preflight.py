@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -78,6 +79,18 @@ def reconfigure(server: EmbeddedPostgres, **settings: str) -> None:
 
 async def test_a_good_server_passes_without_a_word(postgres: EmbeddedPostgres) -> None:
     assert await check(postgres.dsn(), allow_unsafe_database=False) == []
+
+
+def test_a_server_that_died_is_started_although_somebody_else_has_its_number(postgres: EmbeddedPostgres) -> None:
+    """E7.2: after a crash of the machine, the number in its file is soon anybody's."""
+    postgres.stop(mode="immediate")
+    file = postgres.directory / "postmaster.pid"
+    file.write_text(f"{os.getpid()}\n{postgres.directory}\n")
+    assert not postgres.is_running()
+    assert postgres.start()
+    assert postgres.is_running()
+    assert not postgres.start()
+    assert file.read_text().splitlines()[0] != str(os.getpid())
 
 
 async def test_a_server_that_may_lose_commits_is_refused_unless_it_is_allowed(postgres: EmbeddedPostgres) -> None:

@@ -105,6 +105,26 @@ async def test_duties_are_written_down_while_they_run_and_leave_on_a_clean_stop(
     assert rows(dsn, query) == []
 
 
+async def test_what_froze_in_the_middle_of_a_statement_is_ended_and_its_locks_are_free(
+    db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E3.11: PostgreSQL takes such a session for an active one, and would wait for its process for ever."""
+    monkeypatch.setattr(Settings, "idle_transaction_seconds", 1.0)
+    frozen, working = await db.connect(), await db.connect()
+    await frozen.execute("BEGIN; LOCK TABLE duly.schedules IN ACCESS EXCLUSIVE MODE")
+    await frozen.prepare("SELECT 1")  # half of a statement; the other half never comes
+    query = "SELECT state, wait_event FROM pg_stat_activity WHERE pid = %(pid)s"
+    pid = {"pid": frozen.get_server_pid()}
+    assert rows(dsn, query, pid) == [("active", "ClientRead")]
+    busy = asyncio.create_task(working.execute("SELECT pg_sleep(3)"))  # longer than that, and at work
+    async with supervised(db, Quiet(db)):
+        await until(lambda: not rows(dsn, query, pid))
+        await busy
+    rows(dsn, "SELECT count(*) FROM duly.schedules")  # nobody has it locked
+    await working.close()
+    frozen.terminate()
+
+
 async def test_attendance_goes_on_after_an_outage_and_in_physical_time(db: Database, dsn: str) -> None:
     """E3.15: its connection is cut, and the business clock stands still; neither stops it."""
     rows(dsn, "UPDATE duly.business_clock SET frozen_at = '2020-01-01Z'")
