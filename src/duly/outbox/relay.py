@@ -129,12 +129,13 @@ class Relay(Duty):
             lanes = sorted({one.lane for one in pending})
             here = [row[0] for row in await fetch(connection, sql.READ_CONSUMERS, also=[])]
             token = (await fetch(connection, sql.NEXT_TOKEN))[0][0]
+            leased_at = monotonic()  # before the lease: whoever stands still right after it must not count from later
             await fetch(
                 connection, sql.LEASE_LANES, lanes=lanes, token=token, relay=self.identity,
                 lease_seconds=LANE_LEASE_SECONDS,
             )  # fmt: skip
         failpoint("relay.fetched")
-        sent = await self._send(transport, pending)
+        sent = await self._send(transport, pending, enough_at=leased_at + LANE_LEASE_SECONDS / 3)
         failpoint("relay.sent")
         async with atomic(connection):
             ours = {row[0] for row in await fetch(connection, sql.RELEASE_LANES, token=token)}
@@ -150,12 +151,11 @@ class Relay(Duty):
             raise Unavailable(f"{transport.name} is away: {sent.away}")
         return len(sent.published), len(sent.failures) + len(sent.postponed), len(held)
 
-    async def _send(self, transport: Transport, pending: Sequence[Pending]) -> Sent:
+    async def _send(self, transport: Transport, pending: Sequence[Pending], *, enough_at: float) -> Sent:
         """In waves: one event of each aggregate at a time, none after one that failed, and no longer than the lease.
 
         What was not sent in time stays pending: a slow broker makes the batches smaller, it does not lose the lanes.
         """
-        enough_at = monotonic() + LANE_LEASE_SECONDS / 3
         queues: dict[str, list[Pending]] = {}
         for one in pending:
             queues.setdefault(one.aggregate_id, []).append(one)
