@@ -31,6 +31,7 @@ from duly.wakeup import Wakeup
 log = structlog.get_logger("duly.relay")
 LANES = 64
 LANE_LEASE_SECONDS = 60.0
+RELEASE_SECONDS = 1.5  # less than what a process that is cut off is given to leave
 RECOUNT_CYCLES = 20
 SWEEP_SECONDS = 60.0
 
@@ -46,6 +47,16 @@ class Pending:
     aggregate_id: str
     lane: int
     holds: bool  # later events of its aggregate are parked behind it
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Lanes that no other relay serves while we send."""
+
+    token: int
+    lanes: list[int]
+    here: list[str]  # whose events the relay brought when it was taken
+    enough_at: float  # nothing is sent after this
 
 
 @dataclass
@@ -79,6 +90,12 @@ class Relay(Duty):
         self._cycles = 0
         self._share = LANES
         self._swept_at = float("-inf")
+        self._stop = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Repeat the cycle until ``stop``; a batch then ends with what is on its way, and the rest stays pending."""
+        self._stop = stop
+        await super().run(stop)
 
     async def cycle(self) -> Cycle:
         """Publish at most one batch."""
@@ -120,47 +137,77 @@ class Relay(Duty):
     # -- a broker is the transport ------------------------------------------------------------------------------
 
     async def _publish_outside(self, connection: Any, transport: Transport) -> tuple[int, int, int]:
-        async with atomic(connection):
-            lanes = await self._lock_lanes(connection)
-            pending, held = await self._fetch(connection, lanes)
-            await self._settle(connection, [], held, [])  # now: whoever discards their head finds them parked
-            if not pending:
-                return 0, 0, len(held)
-            lanes = sorted({one.lane for one in pending})
-            here = [row[0] for row in await fetch(connection, sql.READ_CONSUMERS, also=[])]
-            token = (await fetch(connection, sql.NEXT_TOKEN))[0][0]
-            leased_at = monotonic()  # before the lease: whoever stands still right after it must not count from later
-            await fetch(
-                connection, sql.LEASE_LANES, lanes=lanes, token=token, relay=self.identity,
-                lease_seconds=LANE_LEASE_SECONDS,
-            )  # fmt: skip
-        failpoint("relay.fetched")
-        sent = await self._send(transport, pending, enough_at=leased_at + LANE_LEASE_SECONDS / 3)
-        failpoint("relay.sent")
-        async with atomic(connection):
-            ours = {row[0] for row in await fetch(connection, sql.RELEASE_LANES, token=token)}
-            if ours != set(lanes):  # we were away for longer than the lease: another relay serves them now
-                log.warning("lanes_lost", lanes=len(set(lanes) - ours))
+        lease: Lease | None = None
+        try:
+            async with atomic(connection):
+                lanes = await self._lock_lanes(connection)
+                pending, held = await self._fetch(connection, lanes)
+                await self._settle(connection, [], held, [])  # now: whoever discards their head finds them parked
+                if not pending:
+                    return 0, 0, len(held)
+                lease = await self._lease(connection, pending)
+            failpoint("relay.fetched")
+            sent = await self._send(transport, pending, lease.enough_at)
+            failpoint("relay.sent")
+            if not await self._settle_sent(connection, lease, sent):
                 return 0, 0, 0
-            await self._settle(connection, sent.published, [], sent.failures, also=here)
-            await self._postpone(connection, sent.postponed)
-            failpoint("relay.before_commit")
+        except BaseException:
+            if lease is not None:
+                await asyncio.shield(self._give_back(lease))
+            raise
         failpoint("relay.committed")
         self._count(sent.published)
         if sent.away:
             raise Unavailable(f"{transport.name} is away: {sent.away}")
         return len(sent.published), len(sent.failures) + len(sent.postponed), len(held)
 
-    async def _send(self, transport: Transport, pending: Sequence[Pending], *, enough_at: float) -> Sent:
+    async def _lease(self, connection: Any, pending: Sequence[Pending]) -> Lease:
+        """In the caller's transaction. The time is read before: who stands still right after it has none left."""
+        lanes = sorted({one.lane for one in pending})
+        here = [row[0] for row in await fetch(connection, sql.READ_CONSUMERS, also=[])]
+        token = (await fetch(connection, sql.NEXT_TOKEN))[0][0]
+        lease = Lease(token, lanes, here, monotonic() + LANE_LEASE_SECONDS / 3)
+        await fetch(
+            connection, sql.LEASE_LANES, lanes=lanes, token=token, relay=self.identity,
+            lease_seconds=LANE_LEASE_SECONDS,
+        )  # fmt: skip
+        return lease
+
+    async def _settle_sent(self, connection: Any, lease: Lease, sent: Sent) -> bool:
+        """Whether the lanes were still ours: else another relay serves them, and what we know changes nothing."""
+        async with atomic(connection):
+            ours = {row[0] for row in await fetch(connection, sql.RELEASE_LANES, token=lease.token)}
+            if ours != set(lease.lanes):  # we were away for longer than the lease
+                log.warning("lanes_lost", lanes=len(set(lease.lanes) - ours))
+                return False
+            await self._settle(connection, sent.published, [], sent.failures, also=lease.here)
+            await self._postpone(connection, sent.postponed)
+            failpoint("relay.before_commit")
+        return True
+
+    async def _give_back(self, lease: Lease) -> None:
+        """We are cut off, or something broke: others need not wait for the lease. Our own line may be in any state."""
+        try:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                connection = await self.db.connect(application=f"duly-{self.name}")
+                try:
+                    await fetch(connection, sql.RELEASE_LANES, token=lease.token)
+                finally:
+                    connection.terminate()
+        except Exception as error:  # noqa: BLE001 - the database may be why; then the lease runs out
+            log.warning("lanes_kept", lanes=len(lease.lanes), error=type(error).__name__)
+
+    async def _send(self, transport: Transport, pending: Sequence[Pending], enough_at: float) -> Sent:
         """In waves: one event of each aggregate at a time, none after one that failed, and no longer than the lease.
 
-        What was not sent in time stays pending: a slow broker makes the batches smaller, it does not lose the lanes.
+        What was not sent in time, or before we are to stop, stays pending: a slow broker makes the batches smaller, it
+        does not lose the lanes.
         """
         queues: dict[str, list[Pending]] = {}
         for one in pending:
             queues.setdefault(one.aggregate_id, []).append(one)
         sent = Sent()
-        while queues and monotonic() < enough_at:
+        while queues and monotonic() < enough_at and not self._stop.is_set():
             wave = [queue.pop(0) for queue in queues.values()]
             answers, sent.away = await _publish_or_isolate(transport, wave, enough_at)
             if sent.away is not None:
