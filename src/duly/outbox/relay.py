@@ -34,6 +34,7 @@ LANE_LEASE_SECONDS = 60.0
 RELEASE_SECONDS = 1.5  # less than what a process that is cut off is given to leave
 RECOUNT_CYCLES = 20
 SWEEP_SECONDS = 60.0
+Answer = str | Later | None  # of a broker for an event: an error, not now, or acknowledged
 
 
 @dataclass(frozen=True)
@@ -209,10 +210,8 @@ class Relay(Duty):
         sent = Sent()
         while queues and monotonic() < enough_at and not self._stop.is_set():
             wave = [queue.pop(0) for queue in queues.values()]
-            answers, sent.away = await _publish_or_isolate(transport, wave, enough_at)
-            if sent.away is not None:
-                return sent
-            for one, answer in zip(wave, answers, strict=True):
+            answered, sent.away = await _publish_or_isolate(transport, wave, enough_at)
+            for one, answer in answered:
                 if answer is None:
                     sent.published.append(one)
                     continue
@@ -221,6 +220,8 @@ class Relay(Duty):
                     sent.postponed.append((one, answer.reason))
                 else:
                     sent.failures.append((one, answer))
+            if sent.away is not None or len(answered) < len(wave):
+                return sent
             queues = {aggregate: queue for aggregate, queue in queues.items() if queue}
         return sent
 
@@ -330,39 +331,39 @@ class Relay(Duty):
 
 async def _publish_or_isolate(
     transport: Transport, wave: Sequence[Pending], enough_at: float
-) -> tuple[list[str | Later | None], str | None]:
-    """The answers; or, when not even one event gets through, why the broker is away.
+) -> tuple[list[tuple[Pending, Answer]], str | None]:
+    """The answers there are; and, when not even one event gets through, why the broker is away.
 
     A line that is cut may be one event's doing (a message too large, say): then each is sent alone, and the one that
-    cuts it is the one that failed.
+    cuts it is the one that failed. What there is no time for has no answer, and stays pending.
     """
     try:
-        return list(await _publish(transport, wave)), None
+        return list(zip(wave, await _publish(transport, wave), strict=True)), None
     except (OSError, TimeoutError) as error:
         away = f"{type(error).__name__}: {error}"
     if len(wave) == 1:
         return [], away
-    answers: list[str | Later | None] = []
+    answered: list[tuple[Pending, Answer]] = []
     for one in wave:
         if monotonic() > enough_at:
-            return [], away
+            break
         try:
-            answers += await _publish(transport, [one])
+            answered += zip([one], await _publish(transport, [one]), strict=True)
         except (OSError, TimeoutError) as error:
-            answers.append(f"{type(error).__name__}: {error}")
-            if len(answers) == 3 and _all_failed(answers):
+            answered.append((one, f"{type(error).__name__}: {error}"))
+            if len(answered) == 3 and _all_failed(answered):
                 return [], away
-    return (answers, None) if not _all_failed(answers) else ([], away)
+    return (answered, None) if not _all_failed(answered) else ([], away)
 
 
-def _all_failed(answers: Sequence[str | Later | None]) -> bool:
+def _all_failed(answered: Sequence[tuple[Pending, Answer]]) -> bool:
     """Whether not one shows that the broker is there: a topic that has to wait shows it, too."""
-    return all(isinstance(answer, str) for answer in answers)
+    return all(isinstance(answer, str) for _, answer in answered)
 
 
-async def _publish(transport: Transport, wave: Sequence[Pending]) -> Sequence[str | Later | None]:
+async def _publish(transport: Transport, wave: Sequence[Pending]) -> Sequence[Answer]:
     readable: dict[int, Event] = {}
-    errors: dict[int, str | Later | None] = {}
+    errors: dict[int, Answer] = {}
     for one in wave:
         try:
             readable[one.seq] = as_event(one.row)
