@@ -8,6 +8,7 @@ leased, the events sent between two transactions, and the second one checks the 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,7 @@ LANE_LEASE_SECONDS = 60.0
 RELEASE_SECONDS = 1.5  # less than what a process that is cut off is given to leave
 RECOUNT_CYCLES = 20
 SWEEP_SECONDS = 60.0
+OUTAGE_CUTS = 3  # so many events in a row that cut the line: it is the broker, not they
 Answer = str | Later | None  # of a broker for an event: an error, not now, or acknowledged
 
 
@@ -209,9 +211,9 @@ class Relay(Duty):
             queues.setdefault(one.aggregate_id, []).append(one)
         sent = Sent()
         while queues and monotonic() < enough_at and not self._stop.is_set():
-            wave = [queue.pop(0) for queue in queues.values()]
-            answered, sent.away = await _publish_or_isolate(transport, wave, enough_at)
-            for one, answer in answered:
+            wave, unreadable = _read([queue.pop(0) for queue in queues.values()])
+            answered, sent.away = await _publish_or_isolate(transport, wave, enough_at, self._stop)
+            for one, answer in unreadable + answered:
                 if answer is None:
                     sent.published.append(one)
                     continue
@@ -330,54 +332,59 @@ class Relay(Duty):
 
 
 async def _publish_or_isolate(
-    transport: Transport, wave: Sequence[Pending], enough_at: float
+    transport: Transport, wave: Sequence[tuple[Pending, Event]], enough_at: float, stop: asyncio.Event
 ) -> tuple[list[tuple[Pending, Answer]], str | None]:
-    """The answers there are; and, when not even one event gets through, why the broker is away.
+    """The answers there are; and, when nothing gets through any more, why the broker is away.
 
     A line that is cut may be one event's doing (a message too large, say): then each is sent alone, and the one that
-    cuts it is the one that failed. What there is no time for has no answer, and stays pending.
+    cuts it is the one that failed. Cut a few times in a row, it is an outage, and nobody's failure. In any order, for
+    they are of different aggregates: else a few that cut it, once in front, would look like an outage for ever. What
+    there is no time for has no answer, and stays pending.
     """
     try:
-        return list(zip(wave, await _publish(transport, wave), strict=True)), None
+        return await _publish(transport, wave), None
     except (OSError, TimeoutError) as error:
         away = f"{type(error).__name__}: {error}"
-    if len(wave) == 1:
-        return [], away
     answered: list[tuple[Pending, Answer]] = []
-    for one in wave:
-        if monotonic() > enough_at:
+    is_there, cuts = False, 0
+    for one in random.sample(wave, len(wave)) if len(wave) > 1 else ():
+        if monotonic() > enough_at or stop.is_set():
             break
         try:
-            answered += zip([one], await _publish(transport, [one]), strict=True)
+            answered += await _publish(transport, [one])
+            is_there, cuts = True, 0
         except (OSError, TimeoutError) as error:
-            answered.append((one, f"{type(error).__name__}: {error}"))
-            if len(answered) == 3 and _all_failed(answered):
-                return [], away
-    return (answered, None) if not _all_failed(answered) else ([], away)
+            answered.append((one[0], f"{type(error).__name__}: {error}"))
+            cuts += 1
+        if cuts == OUTAGE_CUTS:
+            return answered[:-cuts], away
+    return (answered, None) if is_there else ([], away)
 
 
-def _all_failed(answered: Sequence[tuple[Pending, Answer]]) -> bool:
-    """Whether not one shows that the broker is there: a topic that has to wait shows it, too."""
-    return all(isinstance(answer, str) for _, answer in answered)
-
-
-async def _publish(transport: Transport, wave: Sequence[Pending]) -> Sequence[Answer]:
-    readable: dict[int, Event] = {}
-    errors: dict[int, Answer] = {}
-    for one in wave:
-        try:
-            readable[one.seq] = as_event(one.row)
-        except (ValueError, RecursionError) as error:
-            errors[one.seq] = f"cannot be decoded: {type(error).__name__}: {error}"
+async def _publish(transport: Transport, wave: Sequence[tuple[Pending, Event]]) -> list[tuple[Pending, Answer]]:
+    """Each with its answer; OSError or TimeoutError when the line is cut."""
+    if not wave:
+        return []
     try:
         async with asyncio.timeout(LANE_LEASE_SECONDS / 2):
-            answers = await transport.publish(list(readable.values())) if readable else []
-        errors |= dict(zip(readable, answers, strict=True))
+            answers = await transport.publish([event for _, event in wave])
+        return [(one, answer) for (one, _), answer in zip(wave, answers, strict=True)]
     except (OSError, TimeoutError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever a broker's client raises is a failed attempt
-        errors |= dict.fromkeys(readable, f"{type(error).__name__}: {error}")
-    return [errors[one.seq] for one in wave]
+        return [(one, f"{type(error).__name__}: {error}") for one, _ in wave]
+
+
+def _read(pending: Sequence[Pending]) -> tuple[list[tuple[Pending, Event]], list[tuple[Pending, Answer]]]:
+    """The events in their rows; and those that Python cannot hold, each a failed attempt that no broker saw."""
+    readable: list[tuple[Pending, Event]] = []
+    unreadable: list[tuple[Pending, Answer]] = []
+    for one in pending:
+        try:
+            readable.append((one, as_event(one.row)))
+        except (ValueError, RecursionError) as error:
+            unreadable.append((one, f"cannot be decoded: {type(error).__name__}: {error}"))
+    return readable, unreadable
 
 
 def _traceparent(one: Pending) -> str | None:
