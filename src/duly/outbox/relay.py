@@ -17,6 +17,7 @@ import structlog
 from opentelemetry.trace import SpanKind
 
 from duly.brokers import Later, Transport
+from duly.brokers.checking import BrokerCheck
 from duly.clock import monotonic
 from duly.db import Database, atomic, fetch, load_json
 from duly.duty import Cycle, Duty
@@ -89,6 +90,7 @@ class Relay(Duty):
         super().__init__(db, wakeup=wakeup)
         self.batch = batch or db.settings.relay_batch
         self.transport = transport
+        self.broker_check = BrokerCheck(transport) if transport is not None else None
         self.poll_seconds = min(db.settings.poll_seconds, 1.0)
         self._cycles = 0
         self._share = LANES
@@ -101,7 +103,9 @@ class Relay(Duty):
         await super().run(stop)
 
     async def cycle(self) -> Cycle:
-        """Publish at most one batch."""
+        """Publish at most one batch; to a broker, not before it has passed its check."""
+        if self.broker_check is not None:
+            await self.broker_check.require()
         connection = await self.connection()
         if self._cycles % RECOUNT_CYCLES == 0:  # lanes are shared evenly among the relays alive
             relays = (await fetch(connection, sql.COUNT_RELAYS))[0][0]
