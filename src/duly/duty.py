@@ -53,6 +53,7 @@ class Duty:
 
     name = "duty"
     channel = ""
+    via = ""  # the broker it reads from, if it does
     poll_seconds = 1.0
     deaf_poll_seconds = 0.1  # while no wake-up can reach us
 

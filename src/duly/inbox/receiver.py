@@ -50,6 +50,7 @@ class Receiver(Duty):
     ) -> None:
         super().__init__(db)
         self.source = source
+        self.via = source.name
         self.broker_check = BrokerCheck(source)
         self.batch = batch or db.settings.receive_batch
         self.wait_seconds = min(db.settings.poll_seconds, 1.0) if wait_seconds is None else wait_seconds
