@@ -18,7 +18,16 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from duly.brokers import Message
 from duly.clock import unix_milliseconds
 from duly.errors import Invalid
-from duly.messages import NAME, Event, check_text, encode_payload, header_names, to_cloudevent
+from duly.messages import (
+    MAX_ATTRIBUTE,
+    MAX_PAYLOAD_BYTES,
+    NAME,
+    Event,
+    check_text,
+    encode_payload,
+    header_names,
+    to_cloudevent,
+)
 
 KAFKA = "ce_"
 NATS = "ce-"
@@ -26,8 +35,7 @@ AMQP = "cloudEvents:"
 JSON = "application/json"
 STRUCTURED = "application/cloudevents+json"
 MAX_BODY_BYTES = 1024 * 1024
-MAX_HEADERS_BYTES = 64 * 1024
-MAX_ATTRIBUTE = 2_000
+MAX_HEADERS_BYTES = MAX_PAYLOAD_BYTES  # as emit allows
 
 _PREFIXES = ("ce_", "ce-", "cloudevents:", "cloudevents_")  # as they are in a message: in lower case
 _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')

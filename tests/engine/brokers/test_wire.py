@@ -17,10 +17,15 @@ from hypothesis import strategies as st
 from duly.brokers import Message
 from duly.brokers.wire import AMQP, KAFKA, MAX_BODY_BYTES, NATS, decode, encode, encode_structured
 from duly.errors import Invalid
-from duly.messages import Event
+from duly.messages import MAX_PAYLOAD_BYTES, Event, encode_payload
 
 AT_LEISURE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 PREFIXES = (KAFKA, NATS, AMQP)
+RESERVED = {
+    "specversion", "id", "source", "type", "subject", "time", "partitionkey", "datacontenttype", "dataschema", "data",
+    "data_base64", "dulyheaders", "correlationid", "causationid", "correlation_id", "causation_id", "traceparent",
+    "content-type", "ce_id", "ce-type",
+}  # fmt: skip
 TEXT = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), min_size=1, max_size=20)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
@@ -38,6 +43,14 @@ EVENTS = st.builds(
         st.sampled_from(["correlation_id", "causation_id", "traceparent", "shade", "Odd Name"]), TEXT
     ),
     created_at=st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001 - hypothesis adds the zone
+)
+
+
+# Whatever emit takes: names that CloudEvents or we use for something else, values that are empty, long or odd.
+HEADERS = st.dictionaries(
+    st.sampled_from(sorted(RESERVED)) | TEXT | st.just(""),
+    TEXT | st.just("") | st.text('a"\\\x85\n \u00e9\u4e2d\U0001f600', max_size=50) | st.just("\u00e9" * 2_001),
+    max_size=6,
 )
 
 
@@ -61,6 +74,35 @@ def test_an_event_of_ours_comes_back_as_it_was_in_every_mode(event: Event) -> No
         assert decode(sent(*encode(event, prefix))) == event
     assert decode(sent(*encode_structured(event))) == event
     assert decode(sent(*encode_structured(event), topic="")).topic == "shop.orders"
+
+
+def every_way(event: Event) -> list[Event]:
+    """What comes back of it, in each mode."""
+    back = [decode(sent(*encode(event, prefix))) for prefix in PREFIXES]
+    return [*back, decode(sent(*encode_structured(event)))]
+
+
+@AT_LEISURE
+@given(HEADERS)
+def test_every_header_that_emit_takes_comes_back_as_it_was(headers: dict[str, str]) -> None:
+    """E2.4: a consumer on a broker is given the headers that one on PostgreSQL is given."""
+    encode_payload(headers, what="headers")
+    event = Event(uuid4(), "order.placed", "shop.orders", "o1", {}, headers, datetime(2026, 1, 1, tzinfo=UTC))
+    assert every_way(event) == [event] * 4
+
+
+@pytest.mark.parametrize("character", ["x", '"', "\\", "\x01", "\x85", "\u00e9", "\u4e2d", "\U0001f600"])
+@pytest.mark.parametrize("names", [1, 500])
+def test_as_much_as_emit_takes_is_read_again(character: str, names: int) -> None:
+    """Headers and payload as large as can be: none of it is buried by our own receiver."""
+    cost = len(encode_payload({"": character}).encode()) - len(encode_payload({"": ""}).encode())
+    fitting = (MAX_PAYLOAD_BYTES - 20 * names) // (cost * names)
+    headers = {f"h {n}": character * fitting for n in range(names)}
+    payload = {"a": "x" * (MAX_PAYLOAD_BYTES - 8)}
+    encode_payload(headers, what="headers")
+    encode_payload(payload)
+    event = Event(uuid4(), "order.placed", "shop.orders", "o1", payload, headers, datetime(2026, 1, 1, tzinfo=UTC))
+    assert every_way(event) == [event] * 4
 
 
 @AT_LEISURE

@@ -9,12 +9,13 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from duly import Database, Duly, Event, Relay, Tx
+from duly import Database, Duly, Event, Relay, Tx, emit
 from duly.brokers.connect import register_broker
 from duly.duty import Cycle
 from duly.errors import Unavailable
 from duly.failpoints import FailpointHit, arm
 from duly.inbox.receiver import Receiver
+from duly.messages import NewEvent
 from duly.operate import list_dead_letters, retry_dead_letter, why
 from duly.operate.maintenance import forget_received
 from duly.settings import Settings
@@ -109,6 +110,18 @@ async def test_the_origin_of_an_event_comes_with_it(db: Database, dsn: str, brok
         (correlation, trace, "f1")
     ]
     assert value(dsn, "SELECT headers->>'shade' FROM duly.received") == "dark"
+
+
+async def test_headers_come_back_as_they_were_emitted(db: Database, dsn: str, broker: Broker) -> None:
+    """E2.4: as large as emit takes them, empty, or with names that CloudEvents knows for something else."""
+    await open_shop(db, dsn)
+    headers = {"long": "x" * 200_000, "empty": "", "dulyheaders": "no JSON", "dataschema": "s", "correlationid": "c"}
+    async with db.transaction() as tx:
+        await emit(tx, NewEvent("order.changed", "shop", "a1", {"n": 1}, headers))
+    await publish(db, broker)
+    (cycle, _) = await receive_all(db, broker)
+    assert cycle.facts == {"received": 1, "known": 0, "unreadable": 0, "jobs": 2}
+    assert value(dsn, "SELECT r.headers = e.headers FROM duly.received r JOIN duly.events e USING (id)")
 
 
 async def test_an_event_that_is_in_no_history_of_ours_is_loaded_from_what_was_received(
