@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -34,6 +35,7 @@ NATS = "ce-"
 AMQP = "cloudEvents:"
 JSON = "application/json"
 STRUCTURED = "application/cloudevents+json"
+OUR_SOURCE = "/duly/"  # and the topic: of every service that uses duly
 MAX_BODY_BYTES = 1024 * 1024
 MAX_HEADERS_BYTES = MAX_PAYLOAD_BYTES  # as emit allows
 
@@ -139,11 +141,11 @@ def _as_event(attributes: Mapping[str, Any], data: Any, topic: str) -> Event:
 
 
 def _id(id_: str, source: str) -> UUID:
-    """Ours is the UUID that it is; a stranger's is unique in its source only."""
-    try:
-        return UUID(id_)
-    except ValueError:
-        return uuid5(NAMESPACE_URL, f"{source}\n{id_}")
+    """Ours is the UUID that it is, whichever service of ours emitted it; a stranger's is unique in its source only."""
+    if source.startswith(OUR_SOURCE):
+        with contextlib.suppress(ValueError):
+            return UUID(id_)
+    return uuid5(NAMESPACE_URL, f"{source}\n{id_}")
 
 
 def _topic(source: str) -> str:

@@ -131,12 +131,20 @@ def test_attributes_are_headers_with_the_prefix_and_the_body_is_the_data_alone()
 # -- strangers -------------------------------------------------------------------------------------------------------
 
 
-def test_an_id_that_is_no_uuid_is_unique_in_its_source() -> None:
-    one, other = decode(foreign()).id, decode(foreign(source="/others")).id
+@pytest.mark.parametrize("id_", ["7", "01890a5d-ac96-774b-bcce-b302099a8057"])
+def test_an_id_of_a_stranger_is_unique_in_its_source(id_: str) -> None:
+    """As CloudEvents says: two of them may count in the same way, or take another's UUID for what they tell of it."""
+    one, other = decode(foreign(id=id_)).id, decode(foreign(id=id_, source="/others")).id
     assert one != other
-    assert decode(foreign()).id == one
+    assert decode(foreign(id=id_)).id == one
+    assert str(one) != id_
+
+
+def test_an_id_of_ours_is_the_uuid_that_it_is() -> None:
+    """Of any service that uses duly: its history, its log and ours know an event by one id."""
     known = uuid4()
-    assert decode(foreign(id=str(known))).id == known
+    assert decode(foreign(id=str(known), source="/duly/shop.orders")).id == known
+    assert decode(foreign(id="7", source="/duly/shop.orders")).id != decode(foreign(id="7")).id
 
 
 def test_what_a_stranger_leaves_out_is_made_up() -> None:

@@ -396,7 +396,7 @@ async def test_the_lag_is_what_waits_at_the_broker(db: Database, dsn: str, broke
 async def test_why_knows_an_event_that_a_broker_brought(db: Database, dsn: str, broker: Broker) -> None:
     app = await open_shop(db, dsn)
     id_ = str(uuid4())
-    broker.put(foreign(1, id=id_))
+    broker.put(foreign(1, id=id_, source="/duly/shop"))
     await receive_all(db, broker)
     await drain(db, app.handlers)
     async with db.transaction() as tx:
