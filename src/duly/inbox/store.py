@@ -28,6 +28,7 @@ RECEIVE_PREFIX = "receive:"
 KEPT_BODY_BYTES = 640 * 1024  # as base64 it fits a job's payload; of a longer one the beginning is kept
 KEPT_BEGINNING = 16 * 1024
 KEPT_HEADERS = 100
+KEPT_KEY_LENGTH = 2_000
 KEPT_HEADER_LENGTH = 1_000
 RETRIES = 3
 
@@ -154,6 +155,7 @@ def _as_payload(message: Message) -> dict[str, Any]:
     return {
         "topic": storable(message.topic[:300]),
         "position": storable(message.position[:300]),
+        "key": storable(message.key[:KEPT_KEY_LENGTH]),
         "headers": {storable(name[:200]): storable(value[:KEPT_HEADER_LENGTH]) for name, value in headers},
         "body": base64.b64encode(kept).decode(),
         "bytes": len(message.body),
@@ -168,6 +170,7 @@ def _as_message(payload: dict[str, Any]) -> Message:
             headers=payload["headers"],
             body=base64.b64decode(payload["body"], validate=True),
             position=payload["position"],
+            key=payload.get("key", ""),
         )
     except (KeyError, TypeError, ValueError):
         raise Invalid("this job does not hold a message of a broker") from None

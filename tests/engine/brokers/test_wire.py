@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -156,6 +157,26 @@ def test_what_a_stranger_leaves_out_is_made_up() -> None:
     assert decode(foreign(subject="s", partitionkey="p")).aggregate_id == "s"
     assert decode(foreign(data=None)).payload == {}
     assert decode(foreign(time="2026-01-01T00:00:00Z")).created_at == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("is_binary", [False, True])
+def test_the_brokers_own_key_keeps_the_order_where_a_stranger_names_no_subject(is_binary: bool) -> None:
+    """Else its events would each be an aggregate of its own, and an ordered consumer would see them in any order."""
+
+    def keyed(key: str, **attributes: str) -> str:
+        if not is_binary:
+            return decode(replace(foreign(**attributes), key=key)).aggregate_id
+        given = {"specversion": "1.0", "id": "7", "source": "/theirs", "type": "t", **attributes}
+        headers = {KAFKA + name: text for name, text in given.items()}
+        return decode(Message("shop", headers, b"{}", "here", key=key)).aggregate_id
+
+    assert keyed("k") == "k"
+    assert keyed("") == "7"
+    assert keyed("k", partitionkey="p") == "p"
+    assert keyed("k", subject="s") == "s"
+    for odd in ("k" * 201, "\x00", "\ud800"):
+        assert keyed(odd) == keyed(odd)
+        assert len({keyed(odd), keyed(odd + "x"), "7"}) == 3
 
 
 def test_structured_mode_is_known_by_its_body_where_headers_say_nothing() -> None:

@@ -305,6 +305,23 @@ async def test_a_buried_message_can_be_sent_again_once_it_can_be_read(db: Databa
     assert rows(dsn, "SELECT 1 FROM duly.dead_letters") == []
 
 
+async def test_a_buried_message_is_sent_again_with_the_key_that_it_came_with(
+    db: Database, dsn: str, broker: Broker
+) -> None:
+    app = await open_shop(db, dsn)
+    broker.put(json.dumps(foreign(7, subject=None)).replace("1.0", "0.3").encode(), key="k1")
+    await receive_all(db, broker)
+    mended = base64.b64encode(json.dumps(foreign(7, subject=None)).encode()).decode()
+    rows(
+        dsn, "UPDATE duly.dead_letters SET payload = payload || jsonb_build_object('body', %(b)s::text)", {"b": mended}
+    )
+    async with db.transaction() as tx:
+        (letter,) = await list_dead_letters(tx)
+        await retry_dead_letter(tx, letter.id, actor="operator")
+    await drain(db, app.handlers)
+    assert effects(dsn, "ledger") == {"k1": [7]}
+
+
 async def test_a_message_that_the_database_cannot_store_is_found_and_the_others_are_stored(
     db: Database, dsn: str, broker: Broker
 ) -> None:
