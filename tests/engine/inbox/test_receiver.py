@@ -15,6 +15,7 @@ from duly.duty import Cycle
 from duly.errors import Unavailable
 from duly.failpoints import FailpointHit, arm
 from duly.inbox.receiver import Receiver
+from duly.inbox.store import KEPT_BODY_BYTES
 from duly.messages import NewEvent
 from duly.operate import list_dead_letters, retry_dead_letter, why
 from duly.operate.maintenance import forget_received
@@ -320,6 +321,27 @@ async def test_a_buried_message_is_sent_again_with_the_key_that_it_came_with(
         await retry_dead_letter(tx, letter.id, actor="operator")
     await drain(db, app.handlers)
     assert effects(dsn, "ledger") == {"k1": [7]}
+
+
+@pytest.mark.parametrize("character", ["x", "\x01", "\u00e9", "\U0001f600"])
+async def test_the_largest_message_that_is_buried_can_be_retried(
+    db: Database, dsn: str, broker: Broker, character: str
+) -> None:
+    """Its body and its headers together fit a job, whatever they hold; what was cut says so."""
+    app = await open_shop(db, dsn)
+    headers = {f"h{n}": character * 1_000 for n in range(150)}
+    broker.put(b"x" * KEPT_BODY_BYTES, key="k" * 5_000, **headers)
+    broker.put(b"y" * KEPT_BODY_BYTES, **{f"h{n}": "x" for n in range(100)})
+    await receive_all(db, broker)
+    assert rows(dsn, "SELECT payload->'is_whole' FROM duly.dead_letters ORDER BY id") == [(False,), (True,)]
+    async with db.transaction() as tx:
+        for letter in await list_dead_letters(tx):
+            await retry_dead_letter(tx, letter.id, actor="operator")
+    await drain(db, app.handlers)
+    assert [row[0] for row in rows(dsn, "SELECT error FROM duly.dead_letters ORDER BY id")] == [
+        "only the beginning of this message was kept: it was too large",
+        "it is no JSON: Expecting value at character 0",
+    ]
 
 
 async def test_a_message_that_the_database_cannot_store_is_found_and_the_others_are_stored(
