@@ -12,6 +12,7 @@ import structlog
 
 from duly.clock import monotonic
 from duly.db import Database, is_disconnect
+from duly.errors import Refused
 from duly.ids import uuid7
 from duly.telemetry import DUTY_UP
 from duly.wakeup import Wakeup, wait_for_any
@@ -52,6 +53,7 @@ class Duty:
 
     name = "duty"
     channel = ""
+    via = ""  # the broker it reads from, if it does
     poll_seconds = 1.0
     deaf_poll_seconds = 0.1  # while no wake-up can reach us
 
@@ -83,7 +85,9 @@ class Duty:
                 try:
                     result = await self.cycle()
                 except Exception as error:
-                    if not is_disconnect(error):
+                    if isinstance(error, Refused):  # its sentence says what to do; where the code is, helps nobody
+                        log.error("duty_refused", duty=self.name, reason=str(error))
+                    elif not is_disconnect(error):
                         log.exception("duty_failed", duty=self.name)
                     self._went_down(error)
                     await self.close()

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from duly.errors import BadPayload, Invalid
 
 MAX_PAYLOAD_BYTES = 256 * 1024
+MAX_ATTRIBUTE = 2_000  # characters of an attribute of CloudEvents
 MAX_DEPTH = 32
 MAX_INTEGER_BITS = 1_024
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,199}")
@@ -150,13 +151,19 @@ def to_cloudevent(event: Event, *, source: str = "/duly") -> dict[str, Any]:
     rest = {}
     for header, content in event.headers.items():
         attribute = _EXTENSIONS.get(header, header)
-        if _ATTRIBUTE.fullmatch(attribute) and attribute not in envelope:
-            envelope[attribute] = str(content)
-        else:
+        if attribute in envelope or not _is_extension(header, attribute, str(content)):
             rest[header] = content
+        else:
+            envelope[attribute] = str(content)
     if rest:
-        envelope[_OTHER_HEADERS] = json.dumps(_wire(rest))
+        envelope[_OTHER_HEADERS] = _ENCODER.encode(_wire(rest))
     return envelope
+
+
+def _is_extension(header: str, attribute: str, content: str) -> bool:
+    """Whether CloudEvents can carry a header as an attribute of its own, and nobody takes it for another's."""
+    is_taken = attribute in _CONTEXT or (header not in _EXTENSIONS and header in _EXTENSIONS.values())
+    return not is_taken and bool(_ATTRIBUTE.fullmatch(attribute) and _ATTRIBUTE_TEXT.fullmatch(content))
 
 
 def from_cloudevent(envelope: Mapping[str, Any]) -> Event:
@@ -198,11 +205,13 @@ _CONTEXT = frozenset(
         "dataschema",
         "partitionkey",
         "data",
+        "data_base64",
         "dulyheaders",
     ]
 )
-_OTHER_HEADERS = "dulyheaders"  # names that CloudEvents does not allow, as one JSON text
+_OTHER_HEADERS = "dulyheaders"  # what CloudEvents does not allow, or a reader would not take, as one JSON text
 _ATTRIBUTE = re.compile(r"[a-z0-9]{1,20}")
+_ATTRIBUTE_TEXT = re.compile(rf"[^\x00-\x1f\x7f-\x9f]{{1,{MAX_ATTRIBUTE}}}")
 _EXTENSIONS = {"correlation_id": "correlationid", "causation_id": "causationid", "traceparent": "traceparent"}
 
 

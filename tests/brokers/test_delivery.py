@@ -129,8 +129,10 @@ async def test_a_strangers_events_are_received_and_a_repetition_is_known(world: 
     messages = [as_message(kind, envelope(n), {"n": n}) for n in range(1, 6)]
     await stranger.write(world.topic, "order.changed", messages)
     await world.until_done(["o-1"], range(1, 6))
-    ours = str(uuid4())
-    bare = envelope(6, id=ours, subject=None, time=None, partitionkey="o-2", traceparent=TRACEPARENT)
+    ours = str(uuid4())  # of another service that uses duly
+    bare = envelope(
+        6, id=ours, source="/duly/theirs", subject=None, time=None, partitionkey="o-2", traceparent=TRACEPARENT
+    )
     again = [messages[0], as_message(kind, bare, {"n": 6})]
     await stranger.write(world.topic, "order.changed", again)
     await world.until(lambda: world.effects().get("o-2") == [6], "the last one has its effect")

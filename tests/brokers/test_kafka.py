@@ -278,7 +278,7 @@ async def test_a_message_comes_as_it_is_whatever_it_is(server: KafkaServer) -> N
     async with reading(server, [topic], group="poison") as source:
         empty, odd = await receive(source, 2)
     assert (empty.topic, empty.body, dict(empty.headers)) == (topic, b"", {})
-    assert (odd.body, dict(odd.headers)) == (b"\xff\x00", {"ce_partitionkey": "k", "ce_type": "\x00"})
+    assert (odd.body, dict(odd.headers), odd.key) == (b"\xff\x00", {"ce_type": "\x00"}, "k")
     assert odd.position == "partition 0, offset 1"
 
 

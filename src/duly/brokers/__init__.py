@@ -27,6 +27,7 @@ class Message:
     token: Any = None  # what its source needs to acknowledge it
     shard: str = ""  # for a source that keeps no position: the stream this came from
     offset: int = 0  # and its number there, growing
+    key: str = ""  # what the broker itself keeps the order by, where it does: the key of Kafka, the group of SQS
 
 
 class Transport(Protocol):

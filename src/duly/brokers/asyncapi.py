@@ -8,13 +8,18 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from duly.errors import Invalid
-from duly.messages import EventBody
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from duly.errors import BadPayload, Invalid
+from duly.messages import EventBody, encode_payload
 
 Schema = Mapping[str, Any]
 _MAX_DEPTH = 30
 _NO_SHAPE = frozenset({"title", "description", "default", "examples", "deprecated"})
 _SCHEMAS = "#/components/schemas/"
+_ENVELOPE = "CloudEvent"
+_OF_ARRAYS = ("minItems", "maxItems", "uniqueItems")
 _ATTRIBUTES = {
     "id": "The event's id, a UUID: whoever sees it twice sees the same event twice.",
     "source": "/duly/ and the topic.",
@@ -32,12 +37,18 @@ def describe(events: Mapping[str, type[EventBody]], *, title: str = "duly") -> d
     """The document: a channel for each topic, a message for each event, a schema for each payload."""
     channels: dict[str, Any] = {}
     messages: dict[str, Any] = {}
-    schemas: dict[str, Any] = {"CloudEvent": _cloudevent()}
+    schemas: dict[str, Any] = {_ENVELOPE: _cloudevent()}
     for type_, kind in sorted(events.items()):
         key = _key(type_)
         messages[key] = _message(key, kind)
-        schemas |= _payload(key, kind)
+        payload = _payload(key, kind)
+        if taken := payload.keys() & schemas.keys():
+            raise Invalid(f"{type_}: another event, or a model of one, is {min(taken)} in AsyncAPI too: rename one")
+        schemas |= payload
         channel = channels.setdefault(_key(kind.event_topic), {"address": kind.event_topic, "messages": {}})
+        if channel["address"] != kind.event_topic:
+            topics = f"{channel['address']} and {kind.event_topic}"
+            raise Invalid(f"the topics {topics} have one name in AsyncAPI, which knows no colon: rename one")
         channel["messages"][key] = {"$ref": f"#/components/messages/{key}"}
     return {
         "asyncapi": "3.0.0",
@@ -95,7 +106,7 @@ def _message(key: str, kind: type[EventBody]) -> dict[str, Any]:
         found["summary"] = about
     return found | {
         "contentType": "application/json",
-        "headers": {"$ref": f"{_SCHEMAS}CloudEvent"},
+        "headers": {"$ref": f"{_SCHEMAS}{_ENVELOPE}"},
         "payload": {"$ref": f"{_SCHEMAS}{key}"},
         "x-aggregate": kind.event_aggregate,
     }
@@ -103,9 +114,48 @@ def _message(key: str, kind: type[EventBody]) -> dict[str, Any]:
 
 def _payload(key: str, kind: type[EventBody]) -> dict[str, Any]:
     """The payload's schema, and beside it those of the models within, under names of their own."""
-    schema = kind.model_json_schema(mode="serialization", by_alias=True, ref_template=f"{_SCHEMAS}{key}.{{model}}")
+    schema = kind.model_json_schema(
+        mode="serialization", by_alias=True, ref_template=f"{_SCHEMAS}{key}.{{model}}", schema_generator=_AsEmitted
+    )
     inner = schema.pop("$defs", {})
     return {key: schema} | {f"{key}.{name}": one for name, one in inner.items()}
+
+
+class _AsEmitted(GenerateJsonSchema):
+    """Schemas of what ``emit`` writes, where that is not what pydantic's own JSON would be.
+
+    A model's settings for JSON (of times, and serializers for JSON alone) do not apply: ``emit`` takes Python's values.
+    """
+
+    def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
+        """Seconds."""
+        return {"type": "number", "description": "seconds"}
+
+    def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
+        """RFC 3339."""
+        return {"type": "string", "format": "date-time"}
+
+    def date_schema(self, schema: core_schema.DateSchema) -> JsonSchemaValue:
+        """A day."""
+        return {"type": "string", "format": "date"}
+
+    def time_schema(self, schema: core_schema.TimeSchema) -> JsonSchemaValue:
+        """A time of the day."""
+        return {"type": "string", "format": "time"}
+
+    def ser_schema(
+        self, schema: core_schema.SerSchema | core_schema.IncExSeqSerSchema | core_schema.IncExDictSerSchema
+    ) -> JsonSchemaValue | None:
+        """A serializer that is for JSON alone is not asked."""
+        is_for_json = str(schema.get("when_used", "always")).startswith("json")
+        return None if is_for_json else super().ser_schema(schema)
+
+    def encode_default(self, dft: Any) -> Any:
+        """As it would be emitted; what cannot be has no default worth showing."""
+        try:
+            return json.loads(encode_payload({"default": dft}))["default"]
+        except BadPayload:
+            return super().encode_default(dft)
 
 
 def _cloudevent() -> dict[str, Any]:
@@ -154,8 +204,13 @@ def _compare(
             yield from _compare(before, after, documents, path, depth + 1)
     elif "properties" in old and "properties" in new:
         yield from _compare_fields(old, new, documents, path, depth)
+        yield from _compare_others(old, new, documents, path, depth)
+    elif _is_dictionary(old) and _is_dictionary(new):
+        yield from _compare_others(old, new, documents, path, depth)
     elif old.get("type") == new.get("type") == "array" and "items" in old and "items" in new:
         yield from _compare(old["items"], new["items"], documents, f"{path}[]", depth + 1)
+        if any(old.get(name) != new.get(name) for name in _OF_ARRAYS):
+            yield f"{path or 'the payload'} changed from {_word(old, documents[0])} to {_word(new, documents[1])}"
     elif _shape(old, documents[0]) != _shape(new, documents[1]):
         yield f"{path or 'the payload'} changed from {_word(old, documents[0])} to {_word(new, documents[1])}"
 
@@ -172,6 +227,31 @@ def _compare_fields(
             yield from _compare(schema, after[name], documents, place, depth + 1)
     for name in sorted(set(new.get("required", ())) - set(old.get("required", ()))):
         yield f"the field {path + '.' if path else ''}{name} is required now: events that were emitted lack it"
+
+
+def _compare_others(
+    old: Schema, new: Schema, documents: tuple[Mapping[str, Any], Mapping[str, Any]], path: str, depth: int
+) -> Iterator[str]:
+    """Fields without a name of their own: of a dictionary, or of a model that lets others in, or none."""
+    before, after = (schema.get("additionalProperties", True) for schema in (old, new))
+    place = path or "the payload"
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        yield from _compare(before, after, documents, f"{path}.*" if path else "*", depth + 1)
+    elif before != after:
+        yield f"{place} takes {_others(after, documents[1])} now, and took {_others(before, documents[0])}"
+    added = sorted(new.get("properties", {}).keys() - old.get("properties", {}).keys())
+    if before is False and added:
+        yield f"{place} has {', '.join(added)} now, and took no other fields"
+
+
+def _others(allowed: Schema | bool, document: Mapping[str, Any]) -> str:
+    if isinstance(allowed, Mapping):
+        return f"other fields of {_word(allowed, document)}"
+    return "any other field" if allowed else "no other fields"
+
+
+def _is_dictionary(schema: Schema) -> bool:
+    return schema.get("type") == "object" and "properties" not in schema
 
 
 def _choices(schema: Schema) -> list[Schema]:
@@ -202,5 +282,7 @@ def _word(schema: Schema, document: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(_word(one, document) for one in schema["anyOf"])
     words = [str(schema.get("format", schema.get("type", "anything")))]
-    words += [f"{name} {value}" for name, value in sorted(schema.items()) if re.match("m(ax|in)|pattern|const", name)]
+    words += [
+        f"{name} {value}" for name, value in sorted(schema.items()) if re.match("m(ax|in)|pattern|const|unique", name)
+    ]
     return " with ".join([words[0], ", ".join(words[1:])]) if words[1:] else words[0]

@@ -215,6 +215,7 @@ class Client:
             WaitTimeSeconds=wait_seconds,
             VisibilityTimeout=self.address.visibility_seconds,
             MessageAttributeNames=["All"],
+            MessageSystemAttributeNames=["MessageGroupId"],
         )  # fmt: skip
 
     async def delete(self, name: str, handles: Sequence[str]) -> list[Undone]:

@@ -163,7 +163,8 @@ class SqsSource:
             topic = self._topics[name]
         body = str(raw.get("Body", "")).encode("utf-8", "surrogatepass")
         receipt = _Receipt(name, raw["ReceiptHandle"])
-        return Message(topic, headers, body, f"{name} message {raw.get('MessageId', '?')}", token=receipt)
+        position, group = f"{name} message {raw.get('MessageId', '?')}", raw.get("Attributes", {}).get("MessageGroupId")
+        return Message(topic, headers, body, position, token=receipt, key=str(group or ""))
 
     async def acknowledge(self, messages: Sequence[Message]) -> None:
         """Delete them. What could not be deleted comes again: soon, when this raises, for then it is given back."""

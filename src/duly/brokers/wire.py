@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -18,16 +20,27 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from duly.brokers import Message
 from duly.clock import unix_milliseconds
 from duly.errors import Invalid
-from duly.messages import NAME, Event, check_text, encode_payload, header_names, to_cloudevent
+from duly.messages import (
+    MAX_ATTRIBUTE,
+    MAX_PAYLOAD_BYTES,
+    NAME,
+    Event,
+    check_text,
+    encode_payload,
+    header_names,
+    storable,
+    to_cloudevent,
+)
 
 KAFKA = "ce_"
 NATS = "ce-"
 AMQP = "cloudEvents:"
 JSON = "application/json"
 STRUCTURED = "application/cloudevents+json"
+OUR_SOURCE = "/duly/"  # and the topic: of every service that uses duly
 MAX_BODY_BYTES = 1024 * 1024
-MAX_HEADERS_BYTES = 64 * 1024
-MAX_ATTRIBUTE = 2_000
+MAX_HEADERS_BYTES = MAX_PAYLOAD_BYTES  # as emit allows
+MAX_TYPE = MAX_AGGREGATE = 200
 
 _PREFIXES = ("ce_", "ce-", "cloudevents:", "cloudevents_")  # as they are in a message: in lower case
 _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
@@ -70,7 +83,7 @@ def decode(message: Message) -> Event:
         _check_content_type(content_type or attributes.get("datacontenttype") or JSON)
         data = _read_json(message.body) if message.body else {}
     attributes.setdefault("traceparent", message.headers.get("traceparent"))
-    return _as_event(attributes, data, message.topic)
+    return _as_event(attributes, data, message)
 
 
 # -- the two modes ---------------------------------------------------------------------------------------------------
@@ -107,14 +120,14 @@ def _check_content_type(content_type: str) -> None:
 # -- the event -------------------------------------------------------------------------------------------------------
 
 
-def _as_event(attributes: Mapping[str, Any], data: Any, topic: str) -> Event:
+def _as_event(attributes: Mapping[str, Any], data: Any, message: Message) -> Event:
     version = _text(attributes, "specversion")
     if version is None or not version.startswith("1."):
         raise Invalid(f"specversion is {_shown(version)}; CloudEvents 1.0 is read")
     id_, source, type_ = (_required(attributes, name) for name in ("id", "source", "type"))
-    aggregate = _text(attributes, "subject") or _text(attributes, "partitionkey") or id_
-    if len(aggregate) > 200 or len(type_) > 200:
-        raise Invalid("the type and the subject (or partitionkey) have at most 200 characters")
+    aggregate = _text(attributes, "subject") or _text(attributes, "partitionkey") or _order_key(message.key) or id_
+    if len(aggregate) > MAX_AGGREGATE or len(type_) > MAX_TYPE:
+        raise Invalid(f"the type and the subject (or partitionkey) have at most {MAX_AGGREGATE} characters")
     payload = {} if data is None else data
     if not isinstance(payload, dict):
         raise Invalid(f"the data must be a JSON object, not {type(payload).__name__}")
@@ -122,7 +135,7 @@ def _as_event(attributes: Mapping[str, Any], data: Any, topic: str) -> Event:
     return Event(
         id=_id(id_, source),
         type=type_,
-        topic=check_text(topic, "the topic") if topic else _topic(source),
+        topic=check_text(message.topic, "the topic") if message.topic else _topic(source),
         aggregate_id=aggregate,
         payload=payload,
         headers=_headers(attributes),
@@ -131,11 +144,18 @@ def _as_event(attributes: Mapping[str, Any], data: Any, topic: str) -> Event:
 
 
 def _id(id_: str, source: str) -> UUID:
-    """Ours is the UUID that it is; a stranger's is unique in its source only."""
-    try:
-        return UUID(id_)
-    except ValueError:
-        return uuid5(NAMESPACE_URL, f"{source}\n{id_}")
+    """Ours is the UUID that it is, whichever service of ours emitted it; a stranger's is unique in its source only."""
+    if source.startswith(OUR_SOURCE):
+        with contextlib.suppress(ValueError):
+            return UUID(id_)
+    return uuid5(NAMESPACE_URL, f"{source}\n{id_}")
+
+
+def _order_key(key: str) -> str:
+    """The broker's own key, which may be anything: one that cannot name an aggregate is named by its hash."""
+    if len(key) <= MAX_AGGREGATE and key == storable(key):
+        return key
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _topic(source: str) -> str:

@@ -13,7 +13,7 @@ import typer
 from duly import operate
 from duly.brokers import asyncapi, connect
 from duly.cli.process import begin, create_source, create_transport, receive_topics
-from duly.cli.shell import Actor, AsJson, Reason, act, do, echo_rows
+from duly.cli.shell import Actor, AsJson, Reason, act, do_whole, echo_rows
 from duly.errors import Invalid, Refused, Unavailable
 from duly.messages import declared_events
 from duly.runtime.discover import find_app
@@ -103,10 +103,13 @@ def consumers_via(
     via: Annotated[str, typer.Argument(help="A broker, or - for the relay.")],
     actor: Actor,
     reason: Reason = None,
+    deliver: Annotated[
+        bool, typer.Option("--deliver", help="Deliver here what is still on its way, however much it is.")
+    ] = False,
 ) -> None:
     """Let a consumer's events come from a broker, or from the relay; none is missed."""
     find_app(Settings().app)  # it may have registered a broker of its own
-    do("consumers.via", actor=actor, reason=reason, name=name, via=via)
+    do_whole("consumers.via", actor=actor, reason=reason, name=name, via=via, deliver=deliver)
 
 
 def describe_events(

@@ -223,9 +223,9 @@ def receive_topics(settings: Settings) -> list[str]:
 
 async def _check_brokers(duties: Sequence[Duty]) -> None:
     for duty in duties:
-        broker = getattr(duty, "transport", None) or getattr(duty, "source", None)
-        if broker is not None:
-            await preflight.check_broker(broker)
+        check = getattr(duty, "broker_check", None)
+        if check is not None:
+            await preflight.check_broker(check)
 
 
 def build_api(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import getpass
 import json
 import os
@@ -96,6 +97,20 @@ def do(action: str, *, actor: str, reason: str | None, **arguments: Any) -> None
     """Do one action and say what was done."""
     given = {name: value for name, value in arguments.items() if value is not None}
     typer.echo(act(lambda tx: perform(tx, action, given, actor=actor, reason=reason)).message)
+
+
+def do_whole(action: str, *, actor: str, reason: str | None, **arguments: Any) -> None:
+    """Do an action that may end with a part of its work, until it has done all; each part is a commit of its own."""
+
+    async def work(db: Database) -> None:
+        given: Mapping[str, Any] | None = arguments
+        while given is not None:
+            part = functools.partial(perform, name=action, given=given, actor=actor, reason=reason)
+            result = await db.run(part)
+            typer.echo(result.message)
+            given = result.rest
+
+    on_database(work)
 
 
 def do_each(action: str, ids: Sequence[int], *, actor: str, reason: str | None) -> int:

@@ -48,7 +48,7 @@ CROSS JOIN LATERAL (
 """)
 LIST_KNOWN_NAMES = Statement("""
 SELECT DISTINCT unnest(names) AS name FROM duly.processes
-WHERE seen_at > clock_timestamp() - make_interval(secs => CAST(:alive_seconds AS float8)) ORDER BY 1
+WHERE kind = 'worker' AND seen_at > clock_timestamp() - make_interval(secs => CAST(:alive_seconds AS float8)) ORDER BY 1
 LIMIT CAST(:limit AS int)
 """)
 

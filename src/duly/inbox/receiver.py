@@ -18,6 +18,7 @@ import structlog
 from opentelemetry.trace import SpanKind
 
 from duly.brokers import Message, Source
+from duly.brokers.checking import BrokerCheck
 from duly.clock import monotonic
 from duly.db import Database, atomic, fetch, sqlstate
 from duly.duty import Cycle, Duty
@@ -49,6 +50,8 @@ class Receiver(Duty):
     ) -> None:
         super().__init__(db)
         self.source = source
+        self.via = source.name
+        self.broker_check = BrokerCheck(source)
         self.batch = batch or db.settings.receive_batch
         self.wait_seconds = min(db.settings.poll_seconds, 1.0) if wait_seconds is None else wait_seconds
         self.poll_seconds = min(db.settings.poll_seconds, 1.0)
@@ -58,7 +61,8 @@ class Receiver(Duty):
         self._asked_lag_at = float("-inf")
 
     async def cycle(self) -> Cycle:
-        """Store at most one batch, and acknowledge it."""
+        """Store at most one batch, and acknowledge it; nothing is read before the broker has passed its check."""
+        await self.broker_check.require()
         connection = await self.connection()
         if not self._is_reading:
             await self._resume(connection)

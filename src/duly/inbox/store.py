@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -28,7 +28,10 @@ RECEIVE_PREFIX = "receive:"
 KEPT_BODY_BYTES = 640 * 1024  # as base64 it fits a job's payload; of a longer one the beginning is kept
 KEPT_BEGINNING = 16 * 1024
 KEPT_HEADERS = 100
-KEPT_HEADER_LENGTH = 1_000
+KEPT_HEADERS_BYTES = 64 * 1024  # beside a body in base64, they fit a job's payload, too
+KEPT_NAME_LENGTH = 200
+KEPT_BEGINNING_OF_HEADER = 200
+KEPT_KEY_LENGTH = 2_000
 RETRIES = 3
 
 
@@ -150,14 +153,32 @@ def _as_payload(message: Message) -> dict[str, Any]:
     """The message in words that can be stored, whatever it holds; a body that is too long is cut, and says so."""
     is_whole = len(message.body) <= KEPT_BODY_BYTES
     kept = message.body if is_whole else message.body[:KEPT_BEGINNING]
-    headers = list(message.headers.items())[:KEPT_HEADERS]
+    headers, has_all = _keep_headers(message.headers)
     return {
         "topic": storable(message.topic[:300]),
         "position": storable(message.position[:300]),
-        "headers": {storable(name[:200]): storable(value[:KEPT_HEADER_LENGTH]) for name, value in headers},
+        "key": storable(message.key[:KEPT_KEY_LENGTH]),
+        "headers": headers,
         "body": base64.b64encode(kept).decode(),
         "bytes": len(message.body),
-        "is_whole": is_whole and all(len(value) <= KEPT_HEADER_LENGTH for value in message.headers.values()),
+        "is_whole": is_whole and has_all,
+    }
+
+
+def _keep_headers(given: Mapping[str, str]) -> tuple[dict[str, str], bool]:
+    """As much of them as there is room for, of a value that is too long the beginning; and whether that is all."""
+    kept: dict[str, str] = {}
+    left = KEPT_HEADERS_BYTES
+    for name, value in given.items():
+        for length in (len(value), KEPT_BEGINNING_OF_HEADER):
+            header = storable(name[:KEPT_NAME_LENGTH]), storable(value[:length])
+            cost = sum(len(part.encode()) for part in header)
+            if cost <= left and len(kept) < KEPT_HEADERS:
+                kept[header[0]] = header[1]
+                left -= cost
+                break
+    return kept, {name: len(value) for name, value in kept.items()} == {
+        storable(name): len(value) for name, value in given.items()
     }
 
 
@@ -168,6 +189,7 @@ def _as_message(payload: dict[str, Any]) -> Message:
             headers=payload["headers"],
             body=base64.b64decode(payload["body"], validate=True),
             position=payload["position"],
+            key=payload.get("key", ""),
         )
     except (KeyError, TypeError, ValueError):
         raise Invalid("this job does not hold a message of a broker") from None

@@ -180,10 +180,14 @@ class OfSchedule(Arguments):
 
 
 class ConsumerMove(Arguments):
-    """Where a consumer's events are to come from: a broker's name, or - for the relay."""
+    """Where a consumer's events are to come from: a broker's name, or - for the relay.
+
+    ``deliver``: what is still on its way through the broker it leaves is delivered here, however much it is.
+    """
 
     name: Text
     via: Text
+    deliver: bool = False
 
 
 class NewSchedule(Arguments):
@@ -285,11 +289,18 @@ async def _resolve_alert(tx: Tx, given: OfRow, actor: str, reason: str | None) -
 
 async def _move_consumer(tx: Tx, given: ConsumerMove, actor: str, reason: str | None) -> Result:
     via = None if given.via.strip() == consumers.RELAY else given.via.strip()
-    move = await consumers.move_consumer(tx, given.name, via=via, actor=actor, reason=reason)
+    move = await consumers.move_consumer(tx, given.name, via=via, actor=actor, reason=reason, deliver=given.deliver)
     before, after = (one or "the relay" for one in (move.before, move.after))
+    delivered = f"{plural(move.underway, 'event')} on their way were delivered here"
+    if move.is_partial:
+        said = f"{delivered}, and more are left; {given.name} still gets its events from {before}"
+        rest = {"name": given.name, "via": given.via, "deliver": "true"}
+        return Result(said, move.underway, {"underway": move.underway}, rest=rest)
     said = f"{given.name} gets its events from {after} now, no longer from {before}"
     if move.underway:
-        said += f"; {plural(move.underway, 'event')} on their way were delivered here"
+        said += f"; {delivered}"
+    if move.receivers == 0:
+        said += f"; no receiver of {after} is alive: its events wait there until `duly receive` runs with DULY_RECEIVE"
     return Result(said, facts={"underway": move.underway})
 
 

@@ -20,13 +20,22 @@ UPDATE duly.consumers SET via = CAST(:via AS text),
     via_since = CASE WHEN CAST(:via AS text) IS NOT NULL THEN duly.now() END
 WHERE name = CAST(:name AS text)
 """)
+# What was published before this is delivered: should the broker bring it after all, it makes no job.
+ADVANCE_CONSUMER = Statement("""
+UPDATE duly.consumers SET via_since = CAST(:since AS timestamptz) WHERE name = CAST(:name AS text)
+""")
+COUNT_RECEIVERS = Statement("""
+SELECT count(*)::int FROM duly.processes
+WHERE kind = 'receiver' AND CAST(:via AS text) = ANY(names)
+  AND seen_at > clock_timestamp() - make_interval(secs => CAST(:alive_seconds AS float8))
+""")
 # Published since the consumer was moved to the broker, and not received from it yet. Reads the history of that time.
 FIND_UNDERWAY = Statement("""
-SELECT e.id, e.aggregate_id FROM duly.events e
+SELECT e.id, e.aggregate_id, e.published_at FROM duly.events e
 WHERE e.published_at >= CAST(:since AS timestamptz)
   AND (e.type LIKE ANY(CAST(:likes AS text[])) OR e.topic LIKE ANY(CAST(:likes AS text[])))
   AND NOT EXISTS (SELECT 1 FROM duly.received r WHERE r.id = e.id AND r.via = CAST(:via AS text))
-ORDER BY e.seq LIMIT CAST(:limit AS int)
+ORDER BY e.published_at, e.seq LIMIT CAST(:limit AS int)
 """)
 DELIVER_UNDERWAY = Statement("""
 INSERT INTO duly.jobs (name, entity_id, event_id, order_key, run_at, due_at, created_at, waits,

@@ -8,6 +8,7 @@ leased, the events sent between two transactions, and the second one checks the 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ import structlog
 from opentelemetry.trace import SpanKind
 
 from duly.brokers import Later, Transport
+from duly.brokers.checking import BrokerCheck
 from duly.clock import monotonic
 from duly.db import Database, atomic, fetch, load_json
 from duly.duty import Cycle, Duty
@@ -31,8 +33,11 @@ from duly.wakeup import Wakeup
 log = structlog.get_logger("duly.relay")
 LANES = 64
 LANE_LEASE_SECONDS = 60.0
+RELEASE_SECONDS = 1.5  # less than what a process that is cut off is given to leave
 RECOUNT_CYCLES = 20
 SWEEP_SECONDS = 60.0
+OUTAGE_CUTS = 3  # so many events in a row that cut the line: it is the broker, not they
+Answer = str | Later | None  # of a broker for an event: an error, not now, or acknowledged
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,16 @@ class Pending:
     aggregate_id: str
     lane: int
     holds: bool  # later events of its aggregate are parked behind it
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Lanes that no other relay serves while we send."""
+
+    token: int
+    lanes: list[int]
+    here: list[str]  # whose events the relay brought when it was taken
+    enough_at: float  # nothing is sent after this
 
 
 @dataclass
@@ -75,13 +90,22 @@ class Relay(Duty):
         super().__init__(db, wakeup=wakeup)
         self.batch = batch or db.settings.relay_batch
         self.transport = transport
+        self.broker_check = BrokerCheck(transport) if transport is not None else None
         self.poll_seconds = min(db.settings.poll_seconds, 1.0)
         self._cycles = 0
         self._share = LANES
         self._swept_at = float("-inf")
+        self._stop = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Repeat the cycle until ``stop``; a batch then ends with what is on its way, and the rest stays pending."""
+        self._stop = stop
+        await super().run(stop)
 
     async def cycle(self) -> Cycle:
-        """Publish at most one batch."""
+        """Publish at most one batch; to a broker, not before it has passed its check."""
+        if self.broker_check is not None:
+            await self.broker_check.require()
         connection = await self.connection()
         if self._cycles % RECOUNT_CYCLES == 0:  # lanes are shared evenly among the relays alive
             relays = (await fetch(connection, sql.COUNT_RELAYS))[0][0]
@@ -120,52 +144,80 @@ class Relay(Duty):
     # -- a broker is the transport ------------------------------------------------------------------------------
 
     async def _publish_outside(self, connection: Any, transport: Transport) -> tuple[int, int, int]:
-        async with atomic(connection):
-            lanes = await self._lock_lanes(connection)
-            pending, held = await self._fetch(connection, lanes)
-            await self._settle(connection, [], held, [])  # now: whoever discards their head finds them parked
-            if not pending:
-                return 0, 0, len(held)
-            lanes = sorted({one.lane for one in pending})
-            here = [row[0] for row in await fetch(connection, sql.READ_CONSUMERS, also=[])]
-            token = (await fetch(connection, sql.NEXT_TOKEN))[0][0]
-            await fetch(
-                connection, sql.LEASE_LANES, lanes=lanes, token=token, relay=self.identity,
-                lease_seconds=LANE_LEASE_SECONDS,
-            )  # fmt: skip
-        failpoint("relay.fetched")
-        sent = await self._send(transport, pending)
-        failpoint("relay.sent")
-        async with atomic(connection):
-            ours = {row[0] for row in await fetch(connection, sql.RELEASE_LANES, token=token)}
-            if ours != set(lanes):  # we were away for longer than the lease: another relay serves them now
-                log.warning("lanes_lost", lanes=len(set(lanes) - ours))
+        lease: Lease | None = None
+        try:
+            async with atomic(connection):
+                lanes = await self._lock_lanes(connection)
+                pending, held = await self._fetch(connection, lanes)
+                await self._settle(connection, [], held, [])  # now: whoever discards their head finds them parked
+                if not pending:
+                    return 0, 0, len(held)
+                lease = await self._lease(connection, pending)
+            failpoint("relay.fetched")
+            sent = await self._send(transport, pending, lease.enough_at)
+            failpoint("relay.sent")
+            if not await self._settle_sent(connection, lease, sent):
                 return 0, 0, 0
-            await self._settle(connection, sent.published, [], sent.failures, also=here)
-            await self._postpone(connection, sent.postponed)
-            failpoint("relay.before_commit")
+        except BaseException:
+            if lease is not None:
+                await asyncio.shield(self._give_back(lease))
+            raise
         failpoint("relay.committed")
         self._count(sent.published)
         if sent.away:
             raise Unavailable(f"{transport.name} is away: {sent.away}")
         return len(sent.published), len(sent.failures) + len(sent.postponed), len(held)
 
-    async def _send(self, transport: Transport, pending: Sequence[Pending]) -> Sent:
+    async def _lease(self, connection: Any, pending: Sequence[Pending]) -> Lease:
+        """In the caller's transaction. The time is read before: who stands still right after it has none left."""
+        lanes = sorted({one.lane for one in pending})
+        here = [row[0] for row in await fetch(connection, sql.READ_CONSUMERS, also=[])]
+        token = (await fetch(connection, sql.NEXT_TOKEN))[0][0]
+        lease = Lease(token, lanes, here, monotonic() + LANE_LEASE_SECONDS / 3)
+        await fetch(
+            connection, sql.LEASE_LANES, lanes=lanes, token=token, relay=self.identity,
+            lease_seconds=LANE_LEASE_SECONDS,
+        )  # fmt: skip
+        return lease
+
+    async def _settle_sent(self, connection: Any, lease: Lease, sent: Sent) -> bool:
+        """Whether the lanes were still ours: else another relay serves them, and what we know changes nothing."""
+        async with atomic(connection):
+            ours = {row[0] for row in await fetch(connection, sql.RELEASE_LANES, token=lease.token)}
+            if ours != set(lease.lanes):  # we were away for longer than the lease
+                log.warning("lanes_lost", lanes=len(set(lease.lanes) - ours))
+                return False
+            await self._settle(connection, sent.published, [], sent.failures, also=lease.here)
+            await self._postpone(connection, sent.postponed)
+            failpoint("relay.before_commit")
+        return True
+
+    async def _give_back(self, lease: Lease) -> None:
+        """We are cut off, or something broke: others need not wait for the lease. Our own line may be in any state."""
+        try:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                connection = await self.db.connect(application=f"duly-{self.name}")
+                try:
+                    await fetch(connection, sql.RELEASE_LANES, token=lease.token)
+                finally:
+                    connection.terminate()
+        except Exception as error:  # noqa: BLE001 - the database may be why; then the lease runs out
+            log.warning("lanes_kept", lanes=len(lease.lanes), error=type(error).__name__)
+
+    async def _send(self, transport: Transport, pending: Sequence[Pending], enough_at: float) -> Sent:
         """In waves: one event of each aggregate at a time, none after one that failed, and no longer than the lease.
 
-        What was not sent in time stays pending: a slow broker makes the batches smaller, it does not lose the lanes.
+        What was not sent in time, or before we are to stop, stays pending: a slow broker makes the batches smaller, it
+        does not lose the lanes.
         """
-        enough_at = monotonic() + LANE_LEASE_SECONDS / 3
         queues: dict[str, list[Pending]] = {}
         for one in pending:
             queues.setdefault(one.aggregate_id, []).append(one)
         sent = Sent()
-        while queues and monotonic() < enough_at:
-            wave = [queue.pop(0) for queue in queues.values()]
-            answers, sent.away = await _publish_or_isolate(transport, wave, enough_at)
-            if sent.away is not None:
-                return sent
-            for one, answer in zip(wave, answers, strict=True):
+        while queues and monotonic() < enough_at and not self._stop.is_set():
+            wave, unreadable = _read([queue.pop(0) for queue in queues.values()])
+            answered, sent.away = await _publish_or_isolate(transport, wave, enough_at, self._stop)
+            for one, answer in unreadable + answered:
                 if answer is None:
                     sent.published.append(one)
                     continue
@@ -174,6 +226,8 @@ class Relay(Duty):
                     sent.postponed.append((one, answer.reason))
                 else:
                     sent.failures.append((one, answer))
+            if sent.away is not None or len(answered) < len(wave):
+                return sent
             queues = {aggregate: queue for aggregate, queue in queues.items() if queue}
         return sent
 
@@ -282,54 +336,59 @@ class Relay(Duty):
 
 
 async def _publish_or_isolate(
-    transport: Transport, wave: Sequence[Pending], enough_at: float
-) -> tuple[list[str | Later | None], str | None]:
-    """The answers; or, when not even one event gets through, why the broker is away.
+    transport: Transport, wave: Sequence[tuple[Pending, Event]], enough_at: float, stop: asyncio.Event
+) -> tuple[list[tuple[Pending, Answer]], str | None]:
+    """The answers there are; and, when nothing gets through any more, why the broker is away.
 
     A line that is cut may be one event's doing (a message too large, say): then each is sent alone, and the one that
-    cuts it is the one that failed.
+    cuts it is the one that failed. Cut a few times in a row, it is an outage, and nobody's failure. In any order, for
+    they are of different aggregates: else a few that cut it, once in front, would look like an outage for ever. What
+    there is no time for has no answer, and stays pending.
     """
     try:
-        return list(await _publish(transport, wave)), None
+        return await _publish(transport, wave), None
     except (OSError, TimeoutError) as error:
         away = f"{type(error).__name__}: {error}"
-    if len(wave) == 1:
-        return [], away
-    answers: list[str | Later | None] = []
-    for one in wave:
-        if monotonic() > enough_at:
-            return [], away
+    answered: list[tuple[Pending, Answer]] = []
+    is_there, cuts = False, 0
+    for one in random.sample(wave, len(wave)) if len(wave) > 1 else ():
+        if monotonic() > enough_at or stop.is_set():
+            break
         try:
-            answers += await _publish(transport, [one])
+            answered += await _publish(transport, [one])
+            is_there, cuts = True, 0
         except (OSError, TimeoutError) as error:
-            answers.append(f"{type(error).__name__}: {error}")
-            if len(answers) == 3 and _all_failed(answers):
-                return [], away
-    return (answers, None) if not _all_failed(answers) else ([], away)
+            answered.append((one[0], f"{type(error).__name__}: {error}"))
+            cuts += 1
+        if cuts == OUTAGE_CUTS:
+            return answered[:-cuts], away
+    return (answered, None) if is_there else ([], away)
 
 
-def _all_failed(answers: Sequence[str | Later | None]) -> bool:
-    """Whether not one shows that the broker is there: a topic that has to wait shows it, too."""
-    return all(isinstance(answer, str) for answer in answers)
-
-
-async def _publish(transport: Transport, wave: Sequence[Pending]) -> Sequence[str | Later | None]:
-    readable: dict[int, Event] = {}
-    errors: dict[int, str | Later | None] = {}
-    for one in wave:
-        try:
-            readable[one.seq] = as_event(one.row)
-        except (ValueError, RecursionError) as error:
-            errors[one.seq] = f"cannot be decoded: {type(error).__name__}: {error}"
+async def _publish(transport: Transport, wave: Sequence[tuple[Pending, Event]]) -> list[tuple[Pending, Answer]]:
+    """Each with its answer; OSError or TimeoutError when the line is cut."""
+    if not wave:
+        return []
     try:
         async with asyncio.timeout(LANE_LEASE_SECONDS / 2):
-            answers = await transport.publish(list(readable.values())) if readable else []
-        errors |= dict(zip(readable, answers, strict=True))
+            answers = await transport.publish([event for _, event in wave])
+        return [(one, answer) for (one, _), answer in zip(wave, answers, strict=True)]
     except (OSError, TimeoutError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever a broker's client raises is a failed attempt
-        errors |= dict.fromkeys(readable, f"{type(error).__name__}: {error}")
-    return [errors[one.seq] for one in wave]
+        return [(one, f"{type(error).__name__}: {error}") for one, _ in wave]
+
+
+def _read(pending: Sequence[Pending]) -> tuple[list[tuple[Pending, Event]], list[tuple[Pending, Answer]]]:
+    """The events in their rows; and those that Python cannot hold, each a failed attempt that no broker saw."""
+    readable: list[tuple[Pending, Event]] = []
+    unreadable: list[tuple[Pending, Answer]] = []
+    for one in pending:
+        try:
+            readable.append((one, as_event(one.row)))
+        except (ValueError, RecursionError) as error:
+            unreadable.append((one, f"cannot be decoded: {type(error).__name__}: {error}"))
+    return readable, unreadable
 
 
 def _traceparent(one: Pending) -> str | None:

@@ -11,16 +11,15 @@ from typing import Any
 import asyncpg
 import structlog
 
-from duly.brokers import Source, Transport
+from duly.brokers.checking import BrokerCheck
 from duly.db import Database
-from duly.errors import Refused
+from duly.errors import Refused, Unavailable
 from duly.ids import uuid7
 from duly.runtime.migrate import HasMigrations, check_all, check_schema
 
 log = structlog.get_logger("duly.preflight")
 OLDEST_SERVER = 150_000
 ECHO_SECONDS = 2.0
-BROKER_SECONDS = 30.0
 ECHO_CHANNEL = "duly_preflight"
 SPARE_CONNECTIONS = 10  # duties, listener, notifier, health and the operator's psql, beside the pools
 
@@ -82,13 +81,12 @@ async def check(db: Database, app: HasMigrations | None = None) -> list[str]:
     return found.warnings
 
 
-async def check_broker(broker: Transport | Source) -> None:
-    """Raise ``Refused`` when the broker would lose what it acknowledged; one that is away is waited for, later."""
+async def check_broker(check: BrokerCheck) -> None:
+    """Raise ``Refused`` when the broker would lose something; one that is away is asked again before it is used."""
     try:
-        async with asyncio.timeout(BROKER_SECONDS):
-            await broker.check()
-    except (OSError, TimeoutError) as error:
-        log.warning("broker_away", broker=broker.name, error=f"{type(error).__name__}: {error}"[:300])
+        await check.require()
+    except Unavailable as error:
+        log.warning("broker_away", error=str(error)[:300])
 
 
 async def examine(db: Database, app: HasMigrations | None = None) -> Findings:

@@ -37,9 +37,10 @@ KINDS = frozenset({"worker", "relay", "scheduler", "receiver"})
 ATTEND = Statement(
     """
     INSERT INTO duly.processes (id, kind, names, version, started_at, seen_at)
-    SELECT p.id, p.kind, CASE WHEN p.kind = 'worker' THEN CAST(:names AS text[]) ELSE '{}' END, :version,
-           clock_timestamp(), clock_timestamp()
-    FROM unnest(CAST(:ids AS text[]), CAST(:kinds AS text[])) AS p(id, kind)
+    SELECT p.id, p.kind,
+           CASE WHEN p.kind = 'worker' THEN CAST(:names AS text[]) WHEN p.via <> '' THEN ARRAY[p.via] ELSE '{}' END,
+           :version, clock_timestamp(), clock_timestamp()
+    FROM unnest(CAST(:ids AS text[]), CAST(:kinds AS text[]), CAST(:vias AS text[])) AS p(id, kind, via)
     ON CONFLICT (id) DO UPDATE SET names = excluded.names, seen_at = excluded.seen_at
     """
 )
@@ -74,8 +75,12 @@ class Attendance(Duty):
     async def cycle(self) -> Cycle:
         """Say so once more."""
         connection = await self.connection()
-        ids, kinds = [duty.identity for duty in self._duties], [duty.name for duty in self._duties]
-        await fetch(connection, ATTEND, ids=ids, kinds=kinds, names=self._names, version=version("duly"))
+        await fetch(
+            connection, ATTEND, names=self._names, version=version("duly"),
+            ids=[duty.identity for duty in self._duties],
+            kinds=[duty.name for duty in self._duties],
+            vias=[duty.via for duty in self._duties],
+        )  # fmt: skip
         await fetch(connection, FORGET_DEAD)
         if freed := await fetch(connection, FREE_FROZEN, seconds=self.db.settings.idle_transaction_seconds):
             log.warning("frozen_sessions_ended", sessions=[pid for pid, _ in freed])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -17,10 +18,15 @@ from hypothesis import strategies as st
 from duly.brokers import Message
 from duly.brokers.wire import AMQP, KAFKA, MAX_BODY_BYTES, NATS, decode, encode, encode_structured
 from duly.errors import Invalid
-from duly.messages import Event
+from duly.messages import MAX_PAYLOAD_BYTES, Event, encode_payload
 
 AT_LEISURE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 PREFIXES = (KAFKA, NATS, AMQP)
+RESERVED = {
+    "specversion", "id", "source", "type", "subject", "time", "partitionkey", "datacontenttype", "dataschema", "data",
+    "data_base64", "dulyheaders", "correlationid", "causationid", "correlation_id", "causation_id", "traceparent",
+    "content-type", "ce_id", "ce-type",
+}  # fmt: skip
 TEXT = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), min_size=1, max_size=20)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
@@ -38,6 +44,14 @@ EVENTS = st.builds(
         st.sampled_from(["correlation_id", "causation_id", "traceparent", "shade", "Odd Name"]), TEXT
     ),
     created_at=st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001 - hypothesis adds the zone
+)
+
+
+# Whatever emit takes: names that CloudEvents or we use for something else, values that are empty, long or odd.
+HEADERS = st.dictionaries(
+    st.sampled_from(sorted(RESERVED)) | TEXT | st.just(""),
+    TEXT | st.just("") | st.text('a"\\\x85\n \u00e9\u4e2d\U0001f600', max_size=50) | st.just("\u00e9" * 2_001),
+    max_size=6,
 )
 
 
@@ -61,6 +75,35 @@ def test_an_event_of_ours_comes_back_as_it_was_in_every_mode(event: Event) -> No
         assert decode(sent(*encode(event, prefix))) == event
     assert decode(sent(*encode_structured(event))) == event
     assert decode(sent(*encode_structured(event), topic="")).topic == "shop.orders"
+
+
+def every_way(event: Event) -> list[Event]:
+    """What comes back of it, in each mode."""
+    back = [decode(sent(*encode(event, prefix))) for prefix in PREFIXES]
+    return [*back, decode(sent(*encode_structured(event)))]
+
+
+@AT_LEISURE
+@given(HEADERS)
+def test_every_header_that_emit_takes_comes_back_as_it_was(headers: dict[str, str]) -> None:
+    """E2.4: a consumer on a broker is given the headers that one on PostgreSQL is given."""
+    encode_payload(headers, what="headers")
+    event = Event(uuid4(), "order.placed", "shop.orders", "o1", {}, headers, datetime(2026, 1, 1, tzinfo=UTC))
+    assert every_way(event) == [event] * 4
+
+
+@pytest.mark.parametrize("character", ["x", '"', "\\", "\x01", "\x85", "\u00e9", "\u4e2d", "\U0001f600"])
+@pytest.mark.parametrize("names", [1, 500])
+def test_as_much_as_emit_takes_is_read_again(character: str, names: int) -> None:
+    """Headers and payload as large as can be: none of it is buried by our own receiver."""
+    cost = len(encode_payload({"": character}).encode()) - len(encode_payload({"": ""}).encode())
+    fitting = (MAX_PAYLOAD_BYTES - 20 * names) // (cost * names)
+    headers = {f"h {n}": character * fitting for n in range(names)}
+    payload = {"a": "x" * (MAX_PAYLOAD_BYTES - 8)}
+    encode_payload(headers, what="headers")
+    encode_payload(payload)
+    event = Event(uuid4(), "order.placed", "shop.orders", "o1", payload, headers, datetime(2026, 1, 1, tzinfo=UTC))
+    assert every_way(event) == [event] * 4
 
 
 @AT_LEISURE
@@ -89,12 +132,20 @@ def test_attributes_are_headers_with_the_prefix_and_the_body_is_the_data_alone()
 # -- strangers -------------------------------------------------------------------------------------------------------
 
 
-def test_an_id_that_is_no_uuid_is_unique_in_its_source() -> None:
-    one, other = decode(foreign()).id, decode(foreign(source="/others")).id
+@pytest.mark.parametrize("id_", ["7", "01890a5d-ac96-774b-bcce-b302099a8057"])
+def test_an_id_of_a_stranger_is_unique_in_its_source(id_: str) -> None:
+    """As CloudEvents says: two of them may count in the same way, or take another's UUID for what they tell of it."""
+    one, other = decode(foreign(id=id_)).id, decode(foreign(id=id_, source="/others")).id
     assert one != other
-    assert decode(foreign()).id == one
+    assert decode(foreign(id=id_)).id == one
+    assert str(one) != id_
+
+
+def test_an_id_of_ours_is_the_uuid_that_it_is() -> None:
+    """Of any service that uses duly: its history, its log and ours know an event by one id."""
     known = uuid4()
-    assert decode(foreign(id=str(known))).id == known
+    assert decode(foreign(id=str(known), source="/duly/shop.orders")).id == known
+    assert decode(foreign(id="7", source="/duly/shop.orders")).id != decode(foreign(id="7")).id
 
 
 def test_what_a_stranger_leaves_out_is_made_up() -> None:
@@ -106,6 +157,26 @@ def test_what_a_stranger_leaves_out_is_made_up() -> None:
     assert decode(foreign(subject="s", partitionkey="p")).aggregate_id == "s"
     assert decode(foreign(data=None)).payload == {}
     assert decode(foreign(time="2026-01-01T00:00:00Z")).created_at == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("is_binary", [False, True])
+def test_the_brokers_own_key_keeps_the_order_where_a_stranger_names_no_subject(is_binary: bool) -> None:
+    """Else its events would each be an aggregate of its own, and an ordered consumer would see them in any order."""
+
+    def keyed(key: str, **attributes: str) -> str:
+        if not is_binary:
+            return decode(replace(foreign(**attributes), key=key)).aggregate_id
+        given = {"specversion": "1.0", "id": "7", "source": "/theirs", "type": "t", **attributes}
+        headers = {KAFKA + name: text for name, text in given.items()}
+        return decode(Message("shop", headers, b"{}", "here", key=key)).aggregate_id
+
+    assert keyed("k") == "k"
+    assert keyed("") == "7"
+    assert keyed("k", partitionkey="p") == "p"
+    assert keyed("k", subject="s") == "s"
+    for odd in ("k" * 201, "\x00", "\ud800"):
+        assert keyed(odd) == keyed(odd)
+        assert len({keyed(odd), keyed(odd + "x"), "7"}) == 3
 
 
 def test_structured_mode_is_known_by_its_body_where_headers_say_nothing() -> None:

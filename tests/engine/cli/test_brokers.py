@@ -33,7 +33,11 @@ def test_an_event_goes_out_and_comes_back_to_a_consumer_that_was_moved(
 ) -> None:
     assert duly("relay", "--once", env=broker_env).returncode == 0  # registers the consumer
     done = duly("consumers", "via", "sample", "socket", "--actor", "ada", env=broker_env)
-    assert (done.returncode, done.stdout) == (0, "sample gets its events from socket now, no longer from the relay\n")
+    assert done.returncode == 0
+    assert done.stdout == (
+        "sample gets its events from socket now, no longer from the relay; no receiver of socket is alive: "
+        "its events wait there until `duly receive` runs with DULY_RECEIVE\n"
+    )
     rows(dsn, "SELECT duly.emit('sample.told', 'samples', 'one')")
     assert json.loads(duly("relay", "--once", env=broker_env).stdout)["published"] == 1
     said = json.loads(duly("receive", "--once", env=broker_env).stdout)
@@ -42,6 +46,12 @@ def test_an_event_goes_out_and_comes_back_to_a_consumer_that_was_moved(
     assert value(dsn, "SELECT name FROM duly.jobs WHERE event_id IS NOT NULL") == "consumer:sample"
     listed = json.loads(duly("consumers", "list", "--json", env=broker_env).stdout)
     assert {one["name"]: one["via"] for one in listed} == {"sample": "socket"}
+    rows(dsn, "SELECT duly.emit('sample.told', 'samples', n::text) FROM generate_series(1, 3) AS n")
+    assert json.loads(duly("relay", "--once", env=broker_env).stdout)["published"] == 3
+    done = duly("consumers", "via", "sample", "-", "--deliver", "--actor", "ada", env=broker_env)
+    assert done.stdout == (
+        "sample gets its events from the relay now, no longer from socket; 3 events on their way were delivered here\n"
+    )
 
 
 def test_a_receiver_runs_until_it_is_told_to_end_and_says_that_it_is_alive(
@@ -49,6 +59,7 @@ def test_a_receiver_runs_until_it_is_told_to_end_and_says_that_it_is_alive(
 ) -> None:
     with running("receive", env=broker_env, log=tmp_path / "receive.log") as process:
         wait_until(lambda: value(dsn, RECEIVERS) == 1, what="the receiver is alive")
+        assert value(dsn, "SELECT names FROM duly.processes WHERE kind = 'receiver'") == ["socket"]
         broker.put(b"poison")
         wait_until(lambda: broker.committed == {"duly": 1}, what="it was acknowledged")
         process.send_signal(signal.SIGTERM)

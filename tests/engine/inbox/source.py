@@ -105,4 +105,5 @@ class BrokerSource:
 
 def _as_message(offset: int, entry: Mapping[str, Any]) -> Message:
     body = base64.b64decode(entry["body"])
-    return Message(entry["topic"], entry["headers"], body, f"log {offset}", shard=SHARD, offset=offset)
+    key = entry.get("key", "")
+    return Message(entry["topic"], entry["headers"], body, f"log {offset}", shard=SHARD, offset=offset, key=key)

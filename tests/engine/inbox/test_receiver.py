@@ -9,12 +9,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from duly import Database, Duly, Event, Relay, Tx
+from duly import Database, Duly, Event, Relay, Tx, emit
 from duly.brokers.connect import register_broker
 from duly.duty import Cycle
 from duly.errors import Unavailable
 from duly.failpoints import FailpointHit, arm
 from duly.inbox.receiver import Receiver
+from duly.inbox.store import KEPT_BODY_BYTES
+from duly.messages import NewEvent
 from duly.operate import list_dead_letters, retry_dead_letter, why
 from duly.operate.maintenance import forget_received
 from duly.settings import Settings
@@ -109,6 +111,18 @@ async def test_the_origin_of_an_event_comes_with_it(db: Database, dsn: str, brok
         (correlation, trace, "f1")
     ]
     assert value(dsn, "SELECT headers->>'shade' FROM duly.received") == "dark"
+
+
+async def test_headers_come_back_as_they_were_emitted(db: Database, dsn: str, broker: Broker) -> None:
+    """E2.4: as large as emit takes them, empty, or with names that CloudEvents knows for something else."""
+    await open_shop(db, dsn)
+    headers = {"long": "x" * 200_000, "empty": "", "dulyheaders": "no JSON", "dataschema": "s", "correlationid": "c"}
+    async with db.transaction() as tx:
+        await emit(tx, NewEvent("order.changed", "shop", "a1", {"n": 1}, headers))
+    await publish(db, broker)
+    (cycle, _) = await receive_all(db, broker)
+    assert cycle.facts == {"received": 1, "known": 0, "unreadable": 0, "jobs": 2}
+    assert value(dsn, "SELECT r.headers = e.headers FROM duly.received r JOIN duly.events e USING (id)")
 
 
 async def test_an_event_that_is_in_no_history_of_ours_is_loaded_from_what_was_received(
@@ -292,6 +306,44 @@ async def test_a_buried_message_can_be_sent_again_once_it_can_be_read(db: Databa
     assert rows(dsn, "SELECT 1 FROM duly.dead_letters") == []
 
 
+async def test_a_buried_message_is_sent_again_with_the_key_that_it_came_with(
+    db: Database, dsn: str, broker: Broker
+) -> None:
+    app = await open_shop(db, dsn)
+    broker.put(json.dumps(foreign(7, subject=None)).replace("1.0", "0.3").encode(), key="k1")
+    await receive_all(db, broker)
+    mended = base64.b64encode(json.dumps(foreign(7, subject=None)).encode()).decode()
+    rows(
+        dsn, "UPDATE duly.dead_letters SET payload = payload || jsonb_build_object('body', %(b)s::text)", {"b": mended}
+    )
+    async with db.transaction() as tx:
+        (letter,) = await list_dead_letters(tx)
+        await retry_dead_letter(tx, letter.id, actor="operator")
+    await drain(db, app.handlers)
+    assert effects(dsn, "ledger") == {"k1": [7]}
+
+
+@pytest.mark.parametrize("character", ["x", "\x01", "\u00e9", "\U0001f600"])
+async def test_the_largest_message_that_is_buried_can_be_retried(
+    db: Database, dsn: str, broker: Broker, character: str
+) -> None:
+    """Its body and its headers together fit a job, whatever they hold; what was cut says so."""
+    app = await open_shop(db, dsn)
+    headers = {f"h{n}": character * 1_000 for n in range(150)}
+    broker.put(b"x" * KEPT_BODY_BYTES, key="k" * 5_000, **headers)
+    broker.put(b"y" * KEPT_BODY_BYTES, **{f"h{n}": "x" for n in range(100)})
+    await receive_all(db, broker)
+    assert rows(dsn, "SELECT payload->'is_whole' FROM duly.dead_letters ORDER BY id") == [(False,), (True,)]
+    async with db.transaction() as tx:
+        for letter in await list_dead_letters(tx):
+            await retry_dead_letter(tx, letter.id, actor="operator")
+    await drain(db, app.handlers)
+    assert [row[0] for row in rows(dsn, "SELECT error FROM duly.dead_letters ORDER BY id")] == [
+        "only the beginning of this message was kept: it was too large",
+        "it is no JSON: Expecting value at character 0",
+    ]
+
+
 async def test_a_message_that_the_database_cannot_store_is_found_and_the_others_are_stored(
     db: Database, dsn: str, broker: Broker
 ) -> None:
@@ -383,7 +435,7 @@ async def test_the_lag_is_what_waits_at_the_broker(db: Database, dsn: str, broke
 async def test_why_knows_an_event_that_a_broker_brought(db: Database, dsn: str, broker: Broker) -> None:
     app = await open_shop(db, dsn)
     id_ = str(uuid4())
-    broker.put(foreign(1, id=id_))
+    broker.put(foreign(1, id=id_, source="/duly/shop"))
     await receive_all(db, broker)
     await drain(db, app.handlers)
     async with db.transaction() as tx:

@@ -98,11 +98,11 @@ class Broker:
         self.rules.hold_after.clear()
         self._loop.call_soon_threadsafe(self._released.set)
 
-    def put(self, body: bytes | dict[str, Any], *, topic: str = "shop", **headers: str) -> None:
+    def put(self, body: bytes | dict[str, Any], *, topic: str = "shop", key: str = "", **headers: str) -> None:
         """A message of somebody else's: any bytes, or a CloudEvent in structured mode."""
         if isinstance(body, dict):
             headers, body = {"content-type": "application/cloudevents+json"}, json.dumps(body).encode()
-        entry = {"topic": topic, "headers": headers, "body": base64.b64encode(body).decode()}
+        entry = {"topic": topic, "headers": headers, "body": base64.b64encode(body).decode(), "key": key}
         self._on_loop(self._append([entry]))
 
     def received(self) -> list[Received]:

@@ -28,10 +28,12 @@ ROOT = Path(__file__).parents[3]
 EXPIRE_LEASES = "UPDATE duly.lanes SET lease_expires_at = clock_timestamp() - interval '1 ms' WHERE leased_by LIKE {}"
 RELAY = """
     import asyncio, os
+    import duly.outbox.relay
     from duly import Database, Relay
     from tests.engine.outbox.broker import BrokerTransport
 
     async def main():
+        duly.outbox.relay.LANE_LEASE_SECONDS = float(os.environ["LEASE_SECONDS"])
         db = Database(os.environ["DATABASE_URL"])
         transport = BrokerTransport(int(os.environ["BROKER"]), os.environ["RELAY"])
         await Relay(db, transport=transport, batch=20).run(asyncio.Event())
@@ -138,7 +140,7 @@ async def test_a_batch_that_takes_longer_than_the_lease_still_gets_through(
     db: Database, dsn: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """E1.3, FAULTS: a slow broker slows the relays down; it must not make them take each other's lanes for ever."""
-    monkeypatch.setattr(relay_module, "LANE_LEASE_SECONDS", 0.5)
+    monkeypatch.setattr(relay_module, "LANE_LEASE_SECONDS", 1.2)  # the batch takes 1.5
     broker.rules.delay_seconds = 0.05
     await emit_numbers(db, ["a1"], range(30))
 
@@ -214,7 +216,7 @@ class Fleet:
         self._made = 0
         self.alive: dict[str, Forked] = {}
 
-    def add(self) -> str:
+    def add(self, *, lease_seconds: float = 60.0, failpoints: str = "") -> str:
         name = f"relay-{self._made}"
         self._made += 1
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
@@ -222,9 +224,10 @@ class Fleet:
             "BROKER": str(self._broker.port),
             "RELAY": name,
             "DULY_PUBLISH_ATTEMPTS": "100",
+            "LEASE_SECONDS": str(lease_seconds),
             "PYTHONPATH": path,
         }
-        self.alive[name] = python(self._dsn, RELAY, env=env)
+        self.alive[name] = python(self._dsn, RELAY, failpoints=failpoints, env=env)
         return name
 
     def send(self, name: str, signal_: signal.Signals) -> None:
@@ -245,6 +248,25 @@ def fleet(dsn: str, broker: Broker) -> Iterator[Fleet]:
     yield made
     for name in list(made.alive):
         made.bury(name)
+
+
+async def test_a_relay_that_was_stopped_between_its_lease_and_its_first_word_sends_nothing_of_it(
+    db: Database, dsn: str, broker: Broker, fleet: Fleet
+) -> None:
+    """E1.5, FAULTS: SIGSTOP past the lease, which its time to send began with: another has sent all since."""
+    await emit_numbers(db, ["a1", "a2"], [1, 2, 3])
+    zombie = fleet.add(lease_seconds=1.0, failpoints="relay.fetched=stop")
+    await asyncio.to_thread(fleet.alive[zombie].wait_until_stopped)
+    heir = new_relay(db, broker, "heir")
+    async with asyncio.timeout(20):  # the lease is real time
+        while not (await heir.cycle()).done:
+            await asyncio.sleep(0.05)
+    await heir.close()
+    fleet.send(zombie, signal.SIGCONT)
+    await emit_numbers(db, ["a1"], [4])
+    assert await asyncio.to_thread(broker.wait_until, lambda: broker.received()[-1].n == 4)
+    assert {(one.aggregate, one.n) for one in broker.received() if one.relay == zombie} == {("a1", 4)}
+    assert broker.first_deliveries() == {"a1": [1, 2, 3, 4], "a2": [1, 2, 3]}
 
 
 async def test_order_holds_with_many_relays_through_failures_a_kill_and_a_stall(

@@ -299,17 +299,25 @@ def _assigned(_consumer: Consumer, partitions: list[TopicPartition]) -> None:
 
 
 def _message(raw: Raw) -> Message:
-    """A message as it came; a key stands for the partition key where its sender wrote none."""
+    """A message as it came."""
     topic, partition, offset = raw.topic() or "", raw.partition() or 0, raw.offset() or 0
-    headers = {"ce_partitionkey": _text(raw.key())} if raw.key() else {}
-    headers |= {_text(name).lower(): _text(value) for name, value in list(raw.headers() or [])}
+    headers = {_text(name).lower(): _text(value) for name, value in list(raw.headers() or [])}
     return Message(
         topic=topic,
         headers=headers,
         body=raw.value() or b"",
         position=f"partition {partition}, offset {offset}",
         token=((topic, partition), offset),
+        key=_key(raw.key()),
     )
+
+
+def _key(key: str | bytes | None) -> str:
+    """Two keys are never one: bytes that are no text are written in hexadecimal digits."""
+    try:
+        return key.decode() if isinstance(key, bytes) else key or ""
+    except UnicodeDecodeError:
+        return key.hex() if isinstance(key, bytes) else ""
 
 
 def _text(value: str | bytes | None) -> str:
