@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 NAMES = ("nats", "kafka", "rabbitmq", "sqs")
 START_SECONDS = 60.0
@@ -84,17 +84,12 @@ class Foreign(Protocol):
         """Send them in this order, acknowledged by the broker; headers and body go as they are."""
         ...
 
-    async def close(self) -> None:
-        """Hang up."""
-        ...
-
-
-@runtime_checkable
-class Flooding(Protocol):
-    """A stranger's client that can hurry; one that cannot is measured as it writes."""
-
     async def flood(self, topic: str, type_: str, messages: Sequence[Raw]) -> None:
         """Send them as fast as the library can, in any order, each acknowledged: what a benchmark compares with."""
+        ...
+
+    async def close(self) -> None:
+        """Hang up."""
         ...
 
 
