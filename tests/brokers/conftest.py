@@ -1,4 +1,7 @@
-"""Each broker's server runs once for the whole run; each test has a topic and a database of its own."""
+"""Each broker's server runs once for the whole run; each test has a topic and a database of its own.
+
+The tests of a broker are a group: in a run of several processes (``--dist loadgroup``) one of them has all of it.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,38 @@ from tests.brokers.world import World, create_world
 if TYPE_CHECKING:
     from duly.brokers.rabbitmq import RabbitSource, RabbitTransport
     from tests.brokers.server_rabbitmq import RabbitMQServer
+
+
+OF_ONE = {
+    "nats": ("test_nats",),
+    "kafka": ("test_kafka", "test_kafka_group", "test_screening"),
+    "rabbitmq": ("test_rabbitmq", "test_rabbitmq_checks", "test_transfers"),
+    "sqs": ("test_sqs", "test_moto_sqs", "test_birthdays"),
+}
+BROKER_OF = {module: name for name, modules in OF_ONE.items() for module in modules}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put each broker's tests into a group, and leave out those of a broker that is left out."""
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        name = _broker_of(item)
+        (kept if name is None or name in chosen() else left_out).append(item)
+        if name is not None:
+            item.add_marker(pytest.mark.xdist_group(name))
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+
+def _broker_of(item: pytest.Item) -> str | None:
+    """The broker that a test needs, if it is one of ours."""
+    if item.path.parent != Path(__file__).parent:
+        return None
+    given = getattr(item, "callspec", None)
+    return given.params["broker"] if given and "broker" in given.params else BROKER_OF.get(item.path.stem)
 
 
 @pytest.fixture(scope="session", params=chosen())
@@ -54,8 +89,6 @@ async def world(broker: tuple[Kind, Server], dsn: str, tmp_path: Path) -> AsyncI
 @pytest.fixture(scope="session")
 def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQServer]:
     """One node for the tests of what is RabbitMQ's own."""
-    if "rabbitmq" not in chosen():
-        pytest.skip("rabbitmq is left out")
     from tests.brokers.server_rabbitmq import RabbitMQServer
 
     node = RabbitMQServer(tmp_path_factory.mktemp("rabbitmq"))
