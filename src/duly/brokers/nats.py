@@ -61,7 +61,7 @@ def source(url: str, topics: Sequence[str], group: str) -> NatsSource:
     return NatsSource(url, topics, group)
 
 
-async def setup(url: str, topics: Sequence[str], group: str) -> list[str]:
+async def setup(url: str, topics: Sequence[str], group: str | None) -> list[str]:
     """Create what is missing there: a stream on disk for the topics that none takes yet."""
     link = Link(url, name="duly-setup")
     try:
