@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 OF_ONE = {
     "nats": ("test_nats",),
-    "kafka": ("test_kafka", "test_kafka_group", "test_screening"),
+    "kafka": ("test_kafka", "test_kafka_group", "test_kafka_login", "test_screening"),
     "rabbitmq": ("test_rabbitmq", "test_rabbitmq_checks", "test_transfers"),
     "sqs": ("test_sqs", "test_moto_sqs", "test_birthdays"),
 }

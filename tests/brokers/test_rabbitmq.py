@@ -255,7 +255,8 @@ async def test_large_messages_do_not_fill_the_memory_and_come_in_order(
         one = event("order-1", number=number, text=large if number < 40 else "")
         assert await sends.publish([one]) == [None]
         sent.append(str(one.id))
-    found, most = [], 0
+    found: list[str] = []
+    most = 0
     tracemalloc.start()
     try:
         async with asyncio.timeout(120):

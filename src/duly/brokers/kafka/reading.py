@@ -224,7 +224,7 @@ class Reader:
         try:
             self._consumer = Consumer(settings)
         except KafkaException as error:
-            raise Refused(f"Kafka's client cannot be started: {words(error_of(error))}") from None
+            raise ConnectionError(f"Kafka's client cannot be started: {words(error_of(error))}") from None
         self._consumer.subscribe(self._topics, on_assign=_assigned, on_revoke=self._revoked, on_lost=self._lost)
         return self._consumer
 
