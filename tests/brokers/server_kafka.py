@@ -228,4 +228,4 @@ def _foreign(server: Server) -> Foreign:
     return KafkaForeign(server)
 
 
-KIND = Kind("kafka", _make, _url, _foreign, binding="ce_", restart_seconds=120.0)
+KIND = Kind("kafka", _make, _url, _foreign, binding="ce_", shows_repetitions=False, restart_seconds=120.0)

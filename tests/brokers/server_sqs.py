@@ -99,6 +99,7 @@ class SqsServer(ProcessServer):
         self.resume()
         self.order("answers", [])
         self.order("entries", {})
+        self.order("pauses", {})
         self.order("calls")
 
 
@@ -207,4 +208,20 @@ def _foreign(server: Server) -> Foreign:
     return SqsForeign(server)
 
 
-KIND = Kind("sqs", _make, _url, _foreign, binding="", carries_bytes=False, environment=ENVIRONMENT)
+def _lose_acknowledgement(server: Server) -> None:
+    """Done, and answered by an error: aiobotocore asks and hears in one call, which nothing can come in between of."""
+    assert isinstance(server, SqsServer)
+    server.answer("SendMessageBatch", 500, "InternalFailure", done=True)
+
+
+KIND = Kind(
+    "sqs",
+    _make,
+    _url,
+    _foreign,
+    binding="",
+    carries_bytes=False,
+    shows_repetitions=False,
+    lose_acknowledgement=_lose_acknowledgement,
+    environment=ENVIRONMENT,
+)
