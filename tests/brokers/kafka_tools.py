@@ -88,6 +88,7 @@ def _ends_of(server: KafkaServer, topic: str) -> dict[int, int]:
     consumer = Consumer({**server.client, "group.id": "looking"})
     try:
         partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        _wait_until_led(server, topic, len(partitions))
         found = {one: consumer.get_watermark_offsets(TopicPartition(topic, one), timeout=30) for one in partitions}
         return {one: int(ends[1]) for one, ends in found.items()}
     finally:

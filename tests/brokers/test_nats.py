@@ -61,7 +61,7 @@ def numbers(messages: Any) -> list[int]:
 
 
 def missing() -> float:
-    return REGISTRY.get_sample_value("duly_messages_missing_total", {"source": "nats"}) or 0.0
+    return REGISTRY.get_sample_value("duly_messages_missing_total", {"via": "nats"}) or 0.0
 
 
 # -- publishing ------------------------------------------------------------------------------------------------------

@@ -227,6 +227,7 @@ class NatsSource:
         self._looked_at = float("-inf")
         self._doubtful = 0  # so many messages are looked at one by one
         self._numbers = itertools.count()
+        MESSAGES_MISSING.labels(self.name)  # there from the beginning: a first one is a rise
 
     async def check(self) -> None:
         """Refuse topics that no stream takes, and streams that would lose what was not read yet."""
