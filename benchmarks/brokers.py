@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 from sqlalchemy import text
@@ -29,6 +29,7 @@ from tests.brokers.servers import Kind, Raw, Server, chosen, find
 
 from duly import Database, Duly, Event, Tx, emit
 from duly.brokers import Transport, connect
+from duly.brokers.wire import decode
 from duly.clock import monotonic
 from duly.ids import uuid7
 from duly.messages import NewEvent
@@ -201,12 +202,34 @@ async def _transport_rate(kind: Kind, server: Server, count: int) -> float:
 
 
 def measure_acknowledged(bench: Bench, count: int) -> float:
-    """All events are there before the relay begins; from the first that it moved to the last."""
+    """All events are there before the relay begins; from the first that it moved to the last. Then, their order."""
     asyncio.run(_emit_at_once(bench, count))
     with psycopg.connect(bench.dsn, autocommit=True) as connection, bench.processes("relay"):
         done, began = _wait_for(connection, COUNT_PUBLISHED, 1)
         _, ended = _wait_for(connection, COUNT_PUBLISHED, count)
-        return (count - done) / (ended - began)
+    asyncio.run(_check_order(bench, count))
+    return (count - done) / (ended - began)
+
+
+async def _check_order(bench: Bench, count: int) -> None:
+    """Read what was published, as the broker has it: each aggregate's numbers in order, repetitions aside."""
+    source = connect.source(bench.url, topics=[bench.topic], group=bench.group)
+    last: dict[str, int] = {}
+    known: set[UUID] = set()
+    try:
+        await source.resume({})
+        async with asyncio.timeout(STALLED_SECONDS):
+            while len(known) < count:
+                messages = await source.receive(EMITTED_AT_ONCE, wait_seconds=1)
+                for event in map(decode, messages):
+                    if event.id not in known:
+                        expected = last.get(event.aggregate_id, 0) + 1
+                        assert event.payload["n"] == expected, f"{bench.kind.name}: {event} came instead of {expected}"
+                        last[event.aggregate_id] = expected
+                        known.add(event.id)
+                await source.acknowledge(messages)
+    finally:
+        await source.close()
 
 
 def measure_handled(bench: Bench, count: int) -> float:

@@ -1,4 +1,4 @@
-"""The brokers that compose.yaml starts are those of the suite, on this machine alone; read, for nothing starts it here."""
+"""compose.yaml, read, for nothing starts it here: its brokers are those of the suite, and for this machine alone."""
 
 from __future__ import annotations
 
