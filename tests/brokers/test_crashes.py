@@ -55,6 +55,24 @@ async def test_a_relay_told_to_end_anywhere_ends_and_the_next_goes_on(world: Wor
     await world.until_done(AGGREGATES, range(1, 6))
 
 
+@pytest.mark.parametrize("point", ["relay.parked", "relay.unparked"])
+async def test_a_relay_killed_while_a_topic_is_away_or_comes_is_replaced(world: World, point: str) -> None:
+    """What follows an event that waits is parked behind it, and let go after it, whoever does that."""
+    if world.kind.name == "nats":
+        pytest.skip("one stream takes every topic, so none is ever away")
+    world.topic = f"{world.topic}-late"
+    await world.emit(AGGREGATES, range(1, 4))
+    broken = world.run("relay", failpoints=f"{point}=kill9")
+    if point == "relay.unparked":
+        parked = "SELECT count(*) FROM duly.outbox WHERE parked"
+        await world.until(lambda: world.value(parked) == 2 * len(AGGREGATES), "what follows is parked")
+        await world.set_up()
+    assert broken.wait() == -signal.SIGKILL, broken.said
+    await world.set_up()
+    world.run("relay", "receiver", "worker")
+    await world.until_done(AGGREGATES, range(1, 4))
+
+
 @pytest.mark.parametrize("point", RECEIVER)
 async def test_a_receiver_killed_anywhere_is_replaced(world: World, point: str) -> None:
     world.run("relay", "worker")
