@@ -135,8 +135,9 @@ class KafkaServer(ProcessServer):
         """A listener is not enough: it must know itself as a broker."""
         if not listens(self.port):
             return False
+        admin = AdminClient(self.client)  # kept until it has answered: its questions end with it
         with contextlib.suppress(KafkaException, TimeoutError):
-            return bool(AdminClient(self.client).describe_cluster(request_timeout=30).result(40).nodes)
+            return bool(admin.describe_cluster(request_timeout=30).result(40).nodes)
         return False
 
 
