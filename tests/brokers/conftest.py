@@ -34,25 +34,26 @@ OF_ONE = {
 BROKER_OF = {module: name for name, modules in OF_ONE.items() for module in modules}
 
 
-@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Put each broker's tests into a group."""
+    if (name := _broker_of(item)) is not None:
+        item.add_marker(pytest.mark.xdist_group(name))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put each broker's tests into a group, and leave out those of a broker that is left out."""
+    """Leave out the tests of a broker that is left out."""
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        name = _broker_of(item)
+        name = _broker_of(item) if item.path.parent == Path(__file__).parent else None
         (kept if name is None or name in chosen() else left_out).append(item)
-        if name is not None:
-            item.add_marker(pytest.mark.xdist_group(name))
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
 
 
 def _broker_of(item: pytest.Item) -> str | None:
-    """The broker that a test needs, if it is one of ours."""
-    if item.path.parent != Path(__file__).parent:
-        return None
+    """The broker that a test needs, if it needs one."""
     given = getattr(item, "callspec", None)
     return given.params["broker"] if given and "broker" in given.params else BROKER_OF.get(item.path.stem)
 
