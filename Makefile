@@ -67,7 +67,7 @@ $(BROKERS)/.installed: tests/brokers/requirements.lock $(STAMP)
 
 test-brokers: $(STAMP) $(BROKERS)/.installed ## one suite over NATS, Kafka, RabbitMQ and SQS, on servers installed for it (LEAVE_OUT=kafka,rabbitmq)
 	@PYTHONPATH=$(BROKERS) LEAVE_OUT=$(LEAVE_OUT) $(BIN)/python -m tests.brokers.install
-	@PYTHONPATH=$(BROKERS) LEAVE_OUT=$(LEAVE_OUT) $(BIN)/python -m pytest -n 4 --dist loadgroup -m brokers tests/brokers
+	@PYTHONPATH=$(BROKERS) LEAVE_OUT=$(LEAVE_OUT) $(BIN)/python -m tests.brokers
 
 absent-brokers: $(STAMP) $(BROKERS)/.installed
 	@PYTHONPATH=$(BROKERS) LEAVE_OUT=$(LEAVE_OUT) $(BIN)/python -m tests.brokers.install --absent

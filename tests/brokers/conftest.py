@@ -1,7 +1,4 @@
-"""Each broker's server runs once for the whole run; each test has a topic and a database of its own.
-
-The tests of a broker are a group: in a run of several processes (``--dist loadgroup``) one of them has all of it.
-"""
+"""Each broker's server runs once for the whole run; each test has a topic and a database of its own."""
 
 from __future__ import annotations
 
@@ -32,12 +29,6 @@ OF_ONE = {
     "sqs": ("test_sqs", "test_moto_sqs", "test_birthdays"),
 }
 BROKER_OF = {module: name for name, modules in OF_ONE.items() for module in modules}
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Put each broker's tests into a group."""
-    if (name := _broker_of(item)) is not None:
-        item.add_marker(pytest.mark.xdist_group(name))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
