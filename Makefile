@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-plans test-console test-apps test-browser test-brokers test-keycloak screenshots bench-console \
+.PHONY: help run test test-plans test-console test-apps test-browser test-brokers absent-brokers test-keycloak screenshots bench-console \
   test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot bench-memory \
   bench-report bench-birthdays bench-webhooks bench-ledger bench-decisions bench-payments bench-aml bench-brokers \
   bench-kyc \
@@ -67,7 +67,10 @@ $(BROKERS)/.installed: tests/brokers/requirements.lock $(STAMP)
 
 test-brokers: $(STAMP) $(BROKERS)/.installed ## one suite over NATS, Kafka, RabbitMQ and SQS, on servers installed for it (LEAVE_OUT=kafka,rabbitmq)
 	@PYTHONPATH=$(BROKERS) LEAVE_OUT=$(LEAVE_OUT) $(BIN)/python -m tests.brokers.install
-	@PYTHONPATH=$(BROKERS) LEAVE_OUT=$(LEAVE_OUT) $(BIN)/python -m pytest -m brokers tests/brokers
+	@PYTHONPATH=$(BROKERS) LEAVE_OUT=$(LEAVE_OUT) $(BIN)/python -m tests.brokers
+
+absent-brokers: $(STAMP) $(BROKERS)/.installed
+	@PYTHONPATH=$(BROKERS) LEAVE_OUT=$(LEAVE_OUT) $(BIN)/python -m tests.brokers.install --absent
 
 bench-brokers: $(STAMP) $(BROKERS)/.installed ## events a second over each broker, to acknowledgement and to a consumer's commit; latency (N, LEAVE_OUT)
 	@PYTHONPATH=$(BROKERS) LEAVE_OUT=$(LEAVE_OUT) $(BIN)/python -m tests.brokers.install

@@ -17,7 +17,8 @@ A step that is carried out and then fails is ``raise`` at the point behind it: e
 after the claim, ``worker.committed`` after COMMIT, ``relay.sent`` after the broker's answer.
 
 ``handler.mid`` is not the engine's to pass, but a handler's; ``transport.sent`` is a transport's that has sent and has
-no answer yet. ``tests/crashes`` runs every point with every action on real processes.
+no answer yet (of SQS, whose client does both in one call: that has told nobody yet). ``tests/crashes`` runs every point
+with every action on real processes.
 """
 
 from __future__ import annotations

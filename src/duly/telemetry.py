@@ -53,7 +53,7 @@ WEBHOOK_SECONDS = Histogram(
 )
 WEBHOOKS_REFUSED = Counter("duly_webhooks_refused_total", "Webhooks that came with no valid signature", ["provider"])
 MESSAGES_MISSING = Counter(
-    "duly_messages_missing_total", "Messages that a broker dropped before they were read", ["source"]
+    "duly_messages_missing_total", "Messages that a broker dropped before they were read", ["via"]
 )
 PROVIDER_UP = Gauge("duly_identity_provider_up", "1 if it gave its keys when last asked, 0 if not", ["issuer"])
 DUTY_UP = Gauge("duly_duty_up", "1 while a duty does its work, 0 while it waits for the database", ["duty"])

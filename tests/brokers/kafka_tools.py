@@ -79,6 +79,35 @@ def _committed(server: KafkaServer, group: str, partition: TopicPartition) -> in
         consumer.close()
 
 
+async def ends_of(server: KafkaServer, topic: str) -> dict[int, int]:
+    """The offset of each partition that its next message will have."""
+    return await asyncio.to_thread(_ends_of, server, topic)
+
+
+def _ends_of(server: KafkaServer, topic: str) -> dict[int, int]:
+    consumer = Consumer({**server.client, "group.id": "looking"})
+    try:
+        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        _wait_until_led(server, topic, len(partitions))
+        found = {one: consumer.get_watermark_offsets(TopicPartition(topic, one), timeout=30) for one in partitions}
+        return {one: int(ends[1]) for one, ends in found.items()}
+    finally:
+        consumer.close()
+
+
+async def set_offsets(server: KafkaServer, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+    """What an operator does with a group that nobody reads as."""
+    await asyncio.to_thread(_set_offsets, server, group, [TopicPartition(topic, *one) for one in offsets.items()])
+
+
+def _set_offsets(server: KafkaServer, group: str, offsets: list[TopicPartition]) -> None:
+    consumer = Consumer({**server.client, "group.id": group})
+    try:
+        consumer.commit(offsets=offsets, asynchronous=False)
+    finally:
+        consumer.close()
+
+
 async def answers_to(transport: KafkaTransport, events: Sequence[Event], *, tries: int = 30) -> list[str | None]:
     """Publish as the relay does, again and again while an event has to wait: on a busy machine answers are late."""
     answers: list[str | Later | None] = [Later("")] * len(events)

@@ -39,6 +39,7 @@ class Orders:
         self.answers: list[dict[str, Any]] = []  # operation, status, code, message, times, done (do it all the same)
         self.entries: dict[str, dict[str, Any]] = {}  # by message group: the entry's Failed
         self.copies: dict[str, str] = {}  # by queue: another that gets a copy of what is sent to it, as by SNS
+        self.pauses: dict[str, float] = {}  # by operation: the seconds that it takes
         self.calls: list[str] = []  # operations, in order
         self.key = ""  # who made the last request
 
@@ -48,6 +49,8 @@ class Orders:
             self.answers = order
         elif what == "entries":
             self.entries = order
+        elif what == "pauses":
+            self.pauses = order
         elif what == "copies":
             self.copies |= order
         elif what == "expire":
@@ -174,6 +177,7 @@ class Application:
         operation = environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
         self.orders.calls.append(operation)
         self.orders.key = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].partition("/")[0]
+        time.sleep(self.orders.pauses.get(operation, 0))
         answer = self.orders.answer_for(operation)
         if answer is None:
             return self.moto(environ, start_response)

@@ -21,6 +21,7 @@ POM = Path(__file__).parent / "kafka" / "pom.xml"
 JARS = Path(sys.prefix) / "kafka"
 FORMATTED = JARS / "formatted"
 INSTALL_SECONDS = 600.0
+AT_ONCE = 20_000
 CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 JAVA = ["java", "-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
 JAVA += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
@@ -63,12 +64,9 @@ def _bring_jars() -> None:
         if shutil.which(tool) is None:
             raise Absent(f"Kafka: no {tool}; apt-get install {package}, or go without it: LEAVE_OUT=kafka")
     part = JARS.with_name("kafka.part")  # what was cut short is not taken for whole
+    shutil.rmtree(part, ignore_errors=True)
     command = ["mvn", "-q", "-B", "-ntp", "-f", str(POM), "dependency:copy-dependencies"]
-    command += ["-DincludeScope=runtime", f"-DoutputDirectory={part}"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS)
-    if ended.returncode != 0:
-        said = " ".join((ended.stdout + ended.stderr).split())[-500:]
-        raise Absent(f"Kafka: Maven could not bring it (LEAVE_OUT=kafka goes without): {said}")
+    _call([*command, "-DincludeScope=runtime", f"-DoutputDirectory={part}"], "Maven could not bring it")
     shutil.rmtree(JARS, ignore_errors=True)
     part.rename(JARS)
 
@@ -81,9 +79,20 @@ def _format_storage() -> None:
     config = part / "server.properties"
     config.write_text(SETTINGS.format(port=9092, controller=9093, directory=part, more=""))
     command = [*JAVA, "-cp", f"{JARS}/*", "kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(config)]
-    subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_SECONDS)
+    _call(command, "this Java cannot run it (it needs 17 or later)")
     shutil.rmtree(FORMATTED, ignore_errors=True)
     part.rename(FORMATTED)
+
+
+def _call(command: Sequence[str], otherwise: str) -> None:
+    """Wait for a program; Absent when it fails, or finds no end."""
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS)
+        said = "" if ended.returncode == 0 else ended.stdout + ended.stderr
+    except subprocess.TimeoutExpired:
+        said = f"no answer within {INSTALL_SECONDS:.0f} seconds"
+    if said:
+        raise Absent(f"Kafka: {otherwise} (LEAVE_OUT=kafka goes without): {' '.join(said.split())[-500:]}")
 
 
 class KafkaServer(ProcessServer):
@@ -126,8 +135,9 @@ class KafkaServer(ProcessServer):
         """A listener is not enough: it must know itself as a broker."""
         if not listens(self.port):
             return False
+        admin = AdminClient(self.client)  # kept until it has answered: its questions end with it
         with contextlib.suppress(KafkaException, TimeoutError):
-            return bool(AdminClient(self.client).describe_cluster(request_timeout=30).result(40).nodes)
+            return bool(admin.describe_cluster(request_timeout=30).result(40).nodes)
         return False
 
 
@@ -137,6 +147,7 @@ class KafkaForeign:
     def __init__(self, server: Server) -> None:
         self._client = {"bootstrap.servers": f"127.0.0.1:{server.port}", "log_level": 0}
         self._consumer: Consumer | None = None
+        self._producer: Producer | None = None
         self._seen: list[Raw] = []
 
     async def watch(self, topic: str) -> None:
@@ -149,13 +160,18 @@ class KafkaForeign:
 
     async def write(self, topic: str, type_: str, messages: Sequence[Raw]) -> None:
         """Send them one after the other."""
-        await asyncio.to_thread(self._write, topic, messages)
+        await asyncio.to_thread(self._write, topic, messages, at_once=1)
+
+    async def flood(self, topic: str, type_: str, messages: Sequence[Raw]) -> None:
+        """As many at once as fit into the producer's queue."""
+        await asyncio.to_thread(self._write, topic, messages, at_once=AT_ONCE)
 
     async def close(self) -> None:
         """Hang up."""
-        consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            await asyncio.to_thread(consumer.close)
+        for client in (self._consumer, self._producer):
+            if client is not None:
+                await asyncio.to_thread(client.close)
+        self._consumer = self._producer = None
 
     def _watch(self, topic: str) -> None:
         self._consumer = Consumer(
@@ -179,19 +195,22 @@ class KafkaForeign:
                 self._seen.append(Raw(headers, message.value() or b"", _text(message.key())))
         return list(self._seen)
 
-    def _write(self, topic: str, messages: Sequence[Raw]) -> None:
+    def _write(self, topic: str, messages: Sequence[Raw], *, at_once: int) -> None:
         errors: list[object] = []
-        producer = Producer({**self._client, "message.timeout.ms": 60_000})
-        for message in messages:
+        if self._producer is None:
+            self._producer = Producer({**self._client, "acks": "all", "message.timeout.ms": 60_000})
+        producer = self._producer
+        for number, message in enumerate(messages, 1):
             headers: list[tuple[str, str | bytes | None]]
             headers = [(name, value.encode()) for name, value in message.headers.items()]
             producer.produce(
                 topic, message.body, message.key or None, headers=headers,
                 on_delivery=lambda error, _: errors.append(error) if error is not None else None,
             )  # fmt: skip
-            assert producer.flush(60) == 0, "not acknowledged"
+            producer.poll(0)
+            if number % at_once == 0 or number == len(messages):
+                assert producer.flush(60) == 0, "not acknowledged"
         assert not errors, errors
-        producer.close()
 
 
 def _text(value: str | bytes | None) -> str:
@@ -210,4 +229,4 @@ def _foreign(server: Server) -> Foreign:
     return KafkaForeign(server)
 
 
-KIND = Kind("kafka", _make, _url, _foreign, binding="ce_", restart_seconds=120.0)
+KIND = Kind("kafka", _make, _url, _foreign, binding="ce_", shows_repetitions=False, restart_seconds=120.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -22,6 +23,8 @@ from tests.brokers.servers import Foreign, Kind, ProcessServer, Raw, Server
 
 PROGRAM = Path(__file__).with_name("moto_sqs.py")
 REGION = "eu-central-1"
+IN_ONE_REQUEST = 10
+CONNECTIONS = 10
 SECRET = "nobody-may-read-this"
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "AKIATESTINGTESTING",
@@ -96,6 +99,7 @@ class SqsServer(ProcessServer):
         self.resume()
         self.order("answers", [])
         self.order("entries", {})
+        self.order("pauses", {})
         self.order("calls")
 
 
@@ -152,20 +156,37 @@ class SqsForeign:
         client = await self._connected()
         queue = (await client.get_queue_url(QueueName=queue_name(topic)))["QueueUrl"]
         for message in messages:
-            await client.send_message(
-                QueueUrl=queue,
-                MessageBody=message.body.decode(),
-                MessageAttributes={
-                    name: {"DataType": "String", "StringValue": value} for name, value in message.headers.items()
-                },
-                MessageGroupId=message.key or "stranger",
-                MessageDeduplicationId=str(uuid4()),
-            )
+            await client.send_message(QueueUrl=queue, **_as_entry(message))
+
+    async def flood(self, topic: str, type_: str, messages: Sequence[Raw]) -> None:
+        """Ten to a request, and as many requests at once as the library has connections."""
+        client = await self._connected()
+        queue = (await client.get_queue_url(QueueName=queue_name(topic)))["QueueUrl"]
+        batches = [messages[first : first + IN_ONE_REQUEST] for first in range(0, len(messages), IN_ONE_REQUEST)]
+
+        async def send(some: Sequence[Sequence[Raw]]) -> None:
+            for batch in some:
+                entries = [{"Id": str(number), **_as_entry(one)} for number, one in enumerate(batch)]
+                answer = await client.send_message_batch(QueueUrl=queue, Entries=entries)
+                assert len(answer["Successful"]) == len(batch), answer
+
+        await asyncio.gather(*(send(batches[first::CONNECTIONS]) for first in range(CONNECTIONS)))
 
     async def close(self) -> None:
         """Hang up."""
         self._client = None
         await self._open.aclose()
+
+
+def _as_entry(message: Raw) -> dict[str, Any]:
+    return {
+        "MessageBody": message.body.decode(),
+        "MessageAttributes": {
+            name: {"DataType": "String", "StringValue": value} for name, value in message.headers.items()
+        },
+        "MessageGroupId": message.key or "stranger",
+        "MessageDeduplicationId": str(uuid4()),
+    }
 
 
 def queue_name(topic: str) -> str:
@@ -187,4 +208,20 @@ def _foreign(server: Server) -> Foreign:
     return SqsForeign(server)
 
 
-KIND = Kind("sqs", _make, _url, _foreign, binding="", carries_bytes=False, environment=ENVIRONMENT)
+def _lose_acknowledgement(server: Server) -> None:
+    """Done, and answered by an error: aiobotocore asks and hears in one call, which nothing can come in between of."""
+    assert isinstance(server, SqsServer)
+    server.answer("SendMessageBatch", 500, "InternalFailure", done=True)
+
+
+KIND = Kind(
+    "sqs",
+    _make,
+    _url,
+    _foreign,
+    binding="",
+    carries_bytes=False,
+    shows_repetitions=False,
+    lose_acknowledgement=_lose_acknowledgement,
+    environment=ENVIRONMENT,
+)

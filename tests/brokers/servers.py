@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 NAMES = ("nats", "kafka", "rabbitmq", "sqs")
 START_SECONDS = 60.0
@@ -84,17 +84,12 @@ class Foreign(Protocol):
         """Send them in this order, acknowledged by the broker; headers and body go as they are."""
         ...
 
-    async def close(self) -> None:
-        """Hang up."""
-        ...
-
-
-@runtime_checkable
-class Flooding(Protocol):
-    """A stranger's client that can hurry; one that cannot is measured as it writes."""
-
     async def flood(self, topic: str, type_: str, messages: Sequence[Raw]) -> None:
         """Send them as fast as the library can, in any order, each acknowledged: what a benchmark compares with."""
+        ...
+
+    async def close(self) -> None:
+        """Hang up."""
         ...
 
 
@@ -110,6 +105,8 @@ class Kind:
     carries_bytes: bool = True  # a body need not be text
     keeps_reading: bool = True  # a receiver that stands still holds nothing up, until the broker gives up on it
     refuses_absent_topics: bool = True  # what was never set up can be told from what is empty
+    shows_repetitions: bool = True  # a stranger sees what was sent twice; otherwise the broker knows it, and drops it
+    lose_acknowledgement: Callable[[Server], None] | None = None  # the next one, where cutting the line does not do it
     restart_seconds: float = 30.0  # how long a server may need to serve again after it was killed
     environment: Mapping[str, str] = field(default_factory=dict)  # for processes that use it (credentials, say)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 
@@ -14,6 +15,7 @@ from tests.engine.inbox.effects import record
 CREATE_MENDED = "CREATE TABLE mended (what text PRIMARY KEY)"
 IS_MENDED = text("SELECT EXISTS (SELECT 1 FROM mended WHERE what = :what)")
 CONSUMERS = ("ledger", "mail")
+LINGER_SECONDS = 2.0
 
 
 class Changed(EventBody, type="order.changed", topic="shop", aggregate="order_id"):
@@ -28,9 +30,11 @@ app = Duly()
 
 @app.consumer("ledger", on="order.*", ordered=True, backoff=[0], max_retries=2)
 async def ledger(event: Event, tx: Tx) -> None:
-    """In order; what an event asks for in ``do`` is done until it is mended."""
+    """In order; what an event asks for in ``do`` is done until it is mended. Who lingers is slow, and no more."""
     asked = str(event.payload.get("do", ""))
-    if asked and not (await tx.execute(IS_MENDED, {"what": asked})).scalar_one():
+    if asked == "linger":
+        await asyncio.sleep(LINGER_SECONDS)
+    elif asked and not (await tx.execute(IS_MENDED, {"what": asked})).scalar_one():
         if asked == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("as asked")

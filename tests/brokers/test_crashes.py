@@ -27,6 +27,52 @@ async def test_a_relay_killed_anywhere_is_replaced(world: World, point: str) -> 
     await world.until_done(AGGREGATES, range(1, 6))
 
 
+@pytest.mark.parametrize("point", ["relay.fetched", "transport.sent", "relay.sent", "relay.before_commit"])
+async def test_a_relay_that_stood_still_and_comes_back_does_no_harm(world: World, point: str) -> None:
+    """Its lanes are another's by then: it sends nothing more, and writes nothing."""
+    world.run("receiver", "worker")
+    await world.emit(AGGREGATES, range(1, 4))
+    zombie = world.run("relay", failpoints=f"{point}=stop", relay_batch=6)
+    zombie.wait_until_stopped()
+    if point == "relay.before_commit":  # it holds locks: the database ends its transaction when somebody asks
+        world.value("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE state LIKE 'idle in trans%%'")
+    world.run("relay")
+    await world.emit(AGGREGATES, range(4, 6))
+    await world.until(lambda: world.effects().get("a") == [1, 2, 3, 4, 5], "the other relay has gone on")
+    zombie.send(signal.SIGCONT)
+    await world.emit(AGGREGATES, range(6, 8))
+    await world.until_done(AGGREGATES, range(1, 8))
+
+
+@pytest.mark.parametrize("point", RELAY)
+async def test_a_relay_told_to_end_anywhere_ends_and_the_next_goes_on(world: World, point: str) -> None:
+    world.run("receiver", "worker")
+    await world.emit(AGGREGATES, range(1, 4))
+    ending = world.run("relay", failpoints=f"{point}=term", relay_batch=6)
+    assert ending.wait() == 0, ending.said
+    world.run("relay")
+    await world.emit(AGGREGATES, range(4, 6))
+    await world.until_done(AGGREGATES, range(1, 6))
+
+
+@pytest.mark.parametrize("point", ["relay.parked", "relay.unparked"])
+async def test_a_relay_killed_while_a_topic_is_away_or_comes_is_replaced(world: World, point: str) -> None:
+    """What follows an event that waits is parked behind it, and let go after it, whoever does that."""
+    if world.kind.name == "nats":
+        pytest.skip("one stream takes every topic, so none is ever away")
+    world.topic = f"{world.topic}-late"
+    await world.emit(AGGREGATES, range(1, 4))
+    broken = world.run("relay", failpoints=f"{point}=kill9")
+    if point == "relay.unparked":
+        parked = "SELECT count(*) FROM duly.outbox WHERE parked"
+        await world.until(lambda: world.value(parked) == 2 * len(AGGREGATES), "what follows is parked")
+        await world.set_up()
+    assert broken.wait() == -signal.SIGKILL, broken.said
+    await world.set_up()
+    world.run("relay", "receiver", "worker")
+    await world.until_done(AGGREGATES, range(1, 4))
+
+
 @pytest.mark.parametrize("point", RECEIVER)
 async def test_a_receiver_killed_anywhere_is_replaced(world: World, point: str) -> None:
     world.run("relay", "worker")

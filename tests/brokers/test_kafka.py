@@ -193,6 +193,40 @@ async def test_who_no_longer_waits_for_a_wave_leaves_nothing_behind(
     assert len(transport._sender._producer or []) == 0
 
 
+async def test_what_nobody_waits_for_any_more_is_not_sent_after_all(
+    server: KafkaServer, transport: KafkaTransport
+) -> None:
+    """The relay gave up while the topic was asked for; by now another relay may have sent it, and what follows it."""
+    topic = await make_topic(server, fresh())
+    stranger = KafkaForeign(server)
+    await stranger.watch(topic)
+    await deliver(transport, event(0, await make_topic(server, fresh())))
+    server.pause()
+    try:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await transport.publish([event(1, topic)])
+    finally:
+        server.resume()
+    await deliver(transport, event(2, topic))  # behind it, in the same thread
+    assert numbers(await stranger.read(2, seconds=2)) == [2]
+    await stranger.close()
+
+
+async def test_a_client_that_cannot_be_started_is_an_outage_and_no_events_error() -> None:
+    """A file of certificates that is being replaced, say: at the start it is refused, later it is waited for."""
+    url = "kafka+ssl://127.0.0.1:1?ssl.ca.location=nowhere.pem"
+    made, source = kafka.transport(url), kafka.source(url, topics=["a"], group="a")
+    with pytest.raises(Refused, match="cannot be started"):
+        await made.check()
+    with pytest.raises(ConnectionError, match="cannot be started"):
+        await made.publish([event(1, "a")])
+    with pytest.raises(ConnectionError, match="cannot be started"):
+        await source.receive(1, wait_seconds=0)
+    await made.close()
+    await source.close()
+
+
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 

@@ -61,7 +61,7 @@ def numbers(messages: Any) -> list[int]:
 
 
 def missing() -> float:
-    return REGISTRY.get_sample_value("duly_messages_missing_total", {"source": "nats"}) or 0.0
+    return REGISTRY.get_sample_value("duly_messages_missing_total", {"via": "nats"}) or 0.0
 
 
 # -- publishing ------------------------------------------------------------------------------------------------------
@@ -269,6 +269,32 @@ async def test_what_was_purged_before_it_was_read_is_said(
     assert [(line["first"], line["last"]) for line in logs if line["event"] == "messages_missing"] == [(3, 5)]
     assert [(line["first"], line["last"]) for line in later if line["event"] == "messages_missing"] == [(9, 9)]
     assert missing() - before == 4
+
+
+async def test_what_went_of_other_topics_is_not_missed(
+    server: NatsServer, transport: NatsTransport, source: NatsSource
+) -> None:
+    """One stream for all topics: that its beginning is dropped, and that numbers are not ours, is its daily life."""
+    await add_stream(server.url)
+    for n in range(1, 21):
+        await transport.publish([event(n, topic="news"), event(n)])
+    before = missing()
+    async with jetstream(server.url) as stream:
+        with capture_logs() as logs:
+            first = await receive(source, 5, limit=5)
+            await stream.purge_stream("duly", seq=first[-1].offset + 2)  # all below: one of the others'
+            asked = (await stream.account_info()).api.total
+            assert numbers(await receive(source, 5, limit=5)) == [6, 7, 8, 9, 10]
+            assert (await stream.account_info()).api.total - asked < 5
+            await source.resume({first[0].shard: first[-1].offset})
+            assert numbers(await receive(source, 1, limit=1)) == [6]
+        assert [line["event"] for line in logs if "missing" in line["event"]] == ["messages_perhaps_missing"]
+        assert missing() == before
+        with capture_logs() as logs:
+            await stream.purge_stream("duly", seq=first[-1].offset + 7)  # two of ours, which wait to be read
+            assert numbers(await receive(source, 12)) == [*range(9, 21)]
+        assert [line["count"] for line in logs if line["event"] == "messages_missing"] == [2]
+        assert missing() == before + 2
 
 
 async def test_a_stream_made_anew_is_read_from_its_beginning(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections import Counter
 from collections.abc import Iterator
 
 import psycopg
 import pytest
 from psycopg import sql
 
+from tests.brokers.test_delivery import as_attributes
 from tests.brokers.world import World
-from tests.support import rows
+from tests.support import rows, value
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(600)]
 AGGREGATES = [f"o-{index}" for index in range(5)]
@@ -70,12 +72,44 @@ async def test_a_paused_broker_holds_up_everything_and_loses_nothing(world: Worl
     assert world.value("SELECT count(*) FROM duly.events WHERE topic = %(topic)s", topic=world.topic) == 25
 
 
+async def test_a_slow_broker_slows_things_down_and_loses_nothing(world: World) -> None:
+    world.run("relay", relay_batch=10)
+    world.run("receiver", "worker", receive_batch=10)
+    slow = asyncio.create_task(_slow_down(world))
+    try:
+        await world.emit(AGGREGATES, range(1, 21))
+        await world.until(lambda: world.effects("mail"), "some of it has arrived")
+    finally:
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+        world.server.resume()
+    await world.until_done(AGGREGATES, range(1, 21), seconds=240)
+    assert value(world.dsn, "SELECT max(attempts) FROM duly.event_log") in (0, None)
+
+
+async def _slow_down(world: World) -> None:
+    """It stands still for most of the time, and moves on a little in between."""
+    while True:
+        await asyncio.to_thread(world.server.pause)
+        await asyncio.sleep(0.8)
+        world.server.resume()
+        await asyncio.sleep(0.2)
+
+
 async def test_a_lost_acknowledgement_repeats_on_the_wire_and_not_in_effect(world: World) -> None:
-    relay = world.run("relay", failpoints=f"transport.sent=cut:{world.server.port}")
+    stranger, kind = world.stranger(), world.kind
+    await stranger.watch(world.topic)
+    if kind.lose_acknowledgement is not None:
+        kind.lose_acknowledgement(world.server)
+    cuts = kind.lose_acknowledgement is None
+    relay = world.run("relay", failpoints=f"transport.sent=cut:{world.server.port}" if cuts else "")
     world.run("receiver", "worker")
-    await world.emit(AGGREGATES, range(1, 6))
+    ids = await world.emit(AGGREGATES, range(1, 6))
     await world.until_done(AGGREGATES, range(1, 6))
-    assert "failpoint transport.sent: cut" in relay.said
+    assert ("failpoint transport.sent: cut" in relay.said) == cuts
+    seen = Counter(as_attributes(kind, one)[0]["id"] for one in await stranger.read(2 * len(ids), seconds=5))
+    assert seen.keys() == {str(one) for one in ids}
+    assert (max(seen.values()) > 1) == kind.shows_repetitions, seen
 
 
 async def test_a_receiver_whose_line_is_cut_before_it_acknowledges_hears_again_and_does_nothing_twice(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 
 from duly.operate.dead_letters import list_dead_letters, retry_dead_letter
+from tests.brokers.process import Part
 from tests.brokers.servers import Raw
 from tests.brokers.test_delivery import as_message, envelope
 from tests.brokers.world import World
@@ -27,6 +29,10 @@ TEXTS = [
     b"x" * 200_000,
 ]
 BYTES = [b"\xff\xfe\x00", b"\x00" * 10]
+LOST = """
+SELECT e.aggregate_id, count(*) FROM duly.executions x JOIN duly.received e ON e.id = x.event_id
+WHERE x.outcome = 'lost' AND x.name = %(name)s GROUP BY 1
+"""
 
 
 async def test_what_is_no_event_is_buried_and_the_rest_goes_on(world: World) -> None:
@@ -84,25 +90,45 @@ async def _letters(world: World) -> list[int]:
 
 
 async def test_a_handler_that_kills_its_process_is_given_up_and_neighbours_go_on(world: World) -> None:
+    """Whoever is beside it dies as often, and is spared: the last attempt of each is made alone (decision 31)."""
+    neighbours = [f"good-{number}" for number in range(2)]
     world.run("relay", "receiver")
     await world.emit(["killer"], [1], do="kill")
-    await world.emit(["killer", "good"], [2])
-    for _ in range(8):
-        worker = world.run("worker", concurrency=1)  # so that nobody else is in the process when it dies
-        await world.until(
-            lambda worker=worker: (
-                not worker.is_running  # type: ignore[misc]  # mypy knows no lambda defaults
-                or world.value("SELECT count(*) FROM duly.dead_letters WHERE name = 'consumer:ledger'")
-            ),
-            "it is killed, or the event given up",
-        )
-        if world.value("SELECT count(*) FROM duly.dead_letters WHERE name = 'consumer:ledger'"):
-            break
-    await world.until(lambda: world.effects() == {"good": [2]}, "the neighbour has its effect")
+    await world.emit(neighbours, [1], do="linger")
+    await world.emit(["killer"], [2])
+    await world.until(lambda: world.value("SELECT count(*) FROM duly.jobs") == 8, "all are claimed at once")
+    dead = await _work_until_given_up(world)
+    assert rows(world.dsn, "SELECT name, order_key, reason FROM duly.dead_letters") == [
+        ("consumer:ledger", "killer", "worker_died")
+    ]
+    assert len(dead) == 3, "two retries"
+    assert ["job_runs_alone" in worker.said for worker in dead] == [False, False, True]
+    good = {key: [1] for key in neighbours}
+    await world.until(lambda: world.effects() == good, "the neighbours have their effect")
+    lost = rows(world.dsn, LOST, {"name": "consumer:ledger"})
+    assert {key: count for key, count in lost if key != "killer"} == dict.fromkeys(neighbours, 2), "they were beside it"
     rows(world.dsn, "INSERT INTO mended VALUES ('kill')")
     async with world.db.transaction() as tx:
         await retry_dead_letter(tx, (await _letters(world))[0], actor="operator")
-    await world.until(lambda: world.effects() == {"good": [2], "killer": [1, 2]}, "mended, it goes on in order")
+    await world.until(lambda: world.effects() == {**good, "killer": [1, 2]}, "mended, it goes on in order")
+
+
+async def _work_until_given_up(world: World) -> list[Part]:
+    """One worker after the other, until one buries the event; those that were killed."""
+    dead: list[Part] = []
+    for _ in range(8):
+        worker = world.run("worker")
+        await world.until(
+            lambda worker=worker: (
+                not worker.is_running or world.value("SELECT count(*) FROM duly.dead_letters")  # type: ignore[misc]  # mypy knows no lambda defaults
+            ),
+            "it is killed, or the event given up",
+        )
+        if worker.is_running:
+            break
+        assert worker.wait() == -signal.SIGKILL, worker.said
+        dead.append(worker)
+    return dead
 
 
 async def test_a_handler_that_fails_holds_up_its_aggregate_alone(world: World) -> None:

@@ -18,6 +18,18 @@ from tests.brokers.server_rabbitmq import PASSWORD, USER, RabbitMQServer
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(900)]
 
 
+async def add_user(rabbit: RabbitMQServer, *, configure: str, write: str, read: str) -> str:
+    """The name of somebody whose password is ``secret``, and who may do this much."""
+    name = f"clerk-{uuid7().hex}"
+    await asyncio.to_thread(
+        rabbit.evaluate,
+        f'rabbit_auth_backend_internal:add_user(<<"{name}">>, <<"secret">>, <<"test">>), '
+        "rabbit_auth_backend_internal:set_permissions("
+        f'<<"{name}">>, <<"/">>, <<"{configure}">>, <<"{write}">>, <<"{read}">>, <<"test">>).',
+    )
+    return name
+
+
 async def test_setup_makes_what_is_missing_once(rabbit_url: str) -> None:
     """It says what it made, and to run it again makes nothing; before it, both sides refuse to start."""
     sends, reads = transport(rabbit_url), source(rabbit_url, topics=[TOPIC], group=GROUP)
@@ -33,11 +45,27 @@ async def test_setup_makes_what_is_missing_once(rabbit_url: str) -> None:
     await reads.close()
 
 
+async def test_who_only_publishes_gets_no_queue(rabbit_url: str) -> None:
+    """It would fill until the disk is full, for nobody reads it; what others bind gets every event."""
+    made = await setup(rabbit_url, topics=[TOPIC], group=None)
+    assert len(made) == 2
+    assert not [sentence for sentence in made if "queue" in sentence]
+    sends = transport(rabbit_url)
+    [waits] = await sends.publish([event("a")])
+    assert isinstance(waits, Later)
+    await setup(rabbit_url, topics=["shop.news"], group=GROUP)  # who reads another topic does not get this one
+    [waits] = await sends.publish([event("a")])
+    assert isinstance(waits, Later)
+    await setup(rabbit_url, topics=[TOPIC], group=GROUP)
+    assert await sends.publish([event("a")]) == [None]
+    await sends.close()
+
+
 async def test_a_topic_that_is_new_is_bound_by_the_check(rabbit_url: str, sends: RabbitTransport) -> None:
     """A binding cannot be asked for; to make it again changes nothing."""
     news = event("order-1", topic="shop.news")
     [returned] = await sends.publish([news])
-    assert isinstance(returned, str)
+    assert isinstance(returned, Later)
     reads = source(rabbit_url, topics=[TOPIC, "shop.news"], group=GROUP)
     await reads.check()
     assert await sends.publish([news]) == [None]
@@ -111,13 +139,7 @@ async def test_a_user_with_few_rights_can_work_and_what_it_may_not_makes_events_
     rabbit: RabbitMQServer, rabbit_url: str, sends: RabbitTransport
 ) -> None:
     """Without the right to configure, properties cannot be compared: that is said, and no reason to stop."""
-    name = f"clerk-{uuid7().hex}"
-    await asyncio.to_thread(
-        rabbit.evaluate,
-        f'rabbit_auth_backend_internal:add_user(<<"{name}">>, <<"secret">>, <<"test">>), '
-        "rabbit_auth_backend_internal:set_permissions("
-        f'<<"{name}">>, <<"/">>, <<"^$">>, <<"^nothing$">>, <<".*">>, <<"test">>).',
-    )
+    name = await add_user(rabbit, configure="^$", write="^nothing$", read=".*")
     clerk = transport(rabbit_url.replace(f"{USER}:{PASSWORD}", f"{name}:secret"))
     with capture_logs() as logs:
         await clerk.check()
@@ -128,12 +150,20 @@ async def test_a_user_with_few_rights_can_work_and_what_it_may_not_makes_events_
     await clerk.close()
 
 
+async def test_setup_says_so_when_it_may_not_bind(rabbit: RabbitMQServer, rabbit_url: str) -> None:
+    """Everything is there but the bindings: to call that done would leave events with nowhere to go."""
+    await setup(rabbit_url, topics=[TOPIC], group=GROUP)
+    name = await add_user(rabbit, configure=".*", write="^nothing$", read=".*")
+    with pytest.raises(Refused, match=rf"does not let '{name}' bind the queue"):
+        await setup(rabbit_url.replace(f"{USER}:{PASSWORD}", f"{name}:secret"), topics=["shop.news"], group=GROUP)
+
+
 @pytest.mark.parametrize(
     ("address", "said"),
     [
         ("amqp://user:hush@host/?exchnge=x", "no option 'exchnge'"),
         ("amqp://user:hush@host/?queue=stream", "classic or quorum"),
-        ("amqp://user:hush@host/?unroutable=ignore", "error or drop"),
+        ("amqp://user:hush@host/?unroutable=ignore", "wait or drop"),
         ("amqp://user:hush@host:port/", "looks like"),
         ("amqp://", "looks like"),
         ("http://user:hush@host/", "looks like"),

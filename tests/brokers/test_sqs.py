@@ -422,6 +422,18 @@ async def test_no_more_is_in_flight_than_was_asked_for_and_ten_of_each_queue(url
     assert await attribute(url, "ApproximateNumberOfMessages") == 0
 
 
+async def test_a_slow_queue_makes_smaller_batches(sqs: SqsServer, url: str, prefix: str) -> None:
+    """What came first is to be stored before its visibility time-out runs out, and others get it."""
+    await publish(url, *(event(f"o-{number}", number=number) for number in range(100)))
+    sqs.order("pauses", {"ReceiveMessage": 0.5})
+    async with reading(sqs.url(prefix=prefix, visibility=6)) as reads:
+        began = monotonic()
+        taken = await reads.receive(1_000, wait_seconds=WAIT)
+        assert monotonic() - began < 5
+        assert 10 <= len(taken) < 100
+        await reads.acknowledge(taken)
+
+
 async def test_two_readers_share_the_groups_and_never_one_group(url: str) -> None:
     for number in range(3):
         await put(url, *[event(f"g{group}", number=number) for group in range(12)])

@@ -63,8 +63,11 @@ def source(url: str, *, topics: Sequence[str], group: str) -> Source:
     return cast(Source, _module(url).source(url, topics=topics, group=group))
 
 
-async def setup(url: str, *, topics: Sequence[str], group: str) -> list[str]:
-    """Create what is missing there; a sentence for each thing that was made."""
+async def setup(url: str, *, topics: Sequence[str], group: str | None) -> list[str]:
+    """Create what these topics need there, and what this group reads them from; a sentence for each thing made.
+
+    Without a group they are only published: nothing is made that would collect what nobody here reads.
+    """
     return cast(list[str], await _module(url).setup(url, topics=topics, group=group))
 
 

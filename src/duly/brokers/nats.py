@@ -61,7 +61,7 @@ def source(url: str, topics: Sequence[str], group: str) -> NatsSource:
     return NatsSource(url, topics, group)
 
 
-async def setup(url: str, topics: Sequence[str], group: str) -> list[str]:
+async def setup(url: str, topics: Sequence[str], group: str | None) -> list[str]:
     """Create what is missing there: a stream on disk for the topics that none takes yet."""
     link = Link(url, name="duly-setup")
     try:
@@ -190,8 +190,11 @@ class _Reader:
     shard: str
     filters: list[str]
     next: int
+    held: int  # messages in the stream when we began, other topics' among them
+    skipped: int = 0  # the first number that we did not read, where the stream begins after it
     consumer: str = ""  # empty: it is to be made, from next on
     delivered: int = 0  # by that consumer
+    pending: int = 0  # messages of ours after the last that came
 
 
 @dataclass
@@ -224,6 +227,7 @@ class NatsSource:
         self._looked_at = float("-inf")
         self._doubtful = 0  # so many messages are looked at one by one
         self._numbers = itertools.count()
+        MESSAGES_MISSING.labels(self.name)  # there from the beginning: a first one is a rise
 
     async def check(self) -> None:
         """Refuse topics that no stream takes, and streams that would lose what was not read yet."""
@@ -356,18 +360,22 @@ class NatsSource:
         stream, state = str(info.config.name), info.state
         shard = shard_of(info, self._given)
         position = self._given.setdefault(shard, 0)
-        if 0 < position < state.first_seq - 1:
-            self._say_missing(stream, shard, position + 1, state.first_seq - 1)
-        return _Reader(stream, shard, cover(filters), max(position + 1, state.first_seq))
+        begins = max(position + 1, state.first_seq)
+        skipped = position + 1 if 0 < position < begins - 1 else 0
+        return _Reader(stream, shard, cover(filters), begins, state.messages, skipped)
 
-    def _say_missing(self, stream: str, shard: str, first: int, last: int) -> None:
-        """Messages went before we read them: those of ours among them are lost to us, and somebody must know, once."""
-        first = max(first, self._said_missing.get(shard, 0) + 1)
+    def _say_missing(self, reader: _Reader, first: int, *, ours: int | None) -> None:
+        """Messages from this one on went before we read them: somebody must know, once, how many of them were ours."""
+        first, last = max(first, self._said_missing.get(reader.shard, 0) + 1), reader.next - 1
         if first > last:
             return
-        self._said_missing[shard] = last
-        MESSAGES_MISSING.labels(self.name).inc(last - first + 1)
-        log.error("messages_missing", stream=stream, first=first, last=last, count=last - first + 1)
+        self._said_missing[reader.shard] = last
+        if ours is None:  # nobody can tell any more
+            log.warning("messages_perhaps_missing", stream=reader.stream, first=first, last=last)
+            return
+        count = min(ours, last - first + 1)
+        MESSAGES_MISSING.labels(self.name).inc(count)
+        log.error("messages_missing", stream=reader.stream, first=first, last=last, count=count)
 
     async def _make_consumer(self, reader: _Reader) -> None:
         safe_group = "".join(letter if letter.isalnum() else "-" for letter in self.group)[:40]
@@ -385,7 +393,11 @@ class NatsSource:
         else:
             config.filter_subjects = reader.filters
         made = await self._link.js.add_consumer(reader.stream, config)
-        reader.consumer, reader.delivered = made.name, 0
+        reader.consumer, reader.delivered, reader.pending = made.name, 0, made.num_pending or 0
+        if reader.skipped:
+            is_ours_alone = reader.pending >= reader.held
+            self._say_missing(reader, reader.skipped, ours=reader.next if is_ours_alone else None)
+            reader.skipped = 0
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -410,7 +422,7 @@ class NatsSource:
             if came is None:
                 raise ConnectionResetError(f"NATS at {self._link.shown} hung up{self._link.said()}")
             if came.reply.startswith("$JS.ACK."):
-                consumer = await self._take(came)
+                consumer = self._take(came)
                 for reply, pull in list(pulls.items()):
                     pull.wanted -= pull.consumer == consumer
                     if pull.wanted <= 0:
@@ -425,7 +437,7 @@ class NatsSource:
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{pull.reader.stream}.{pull.consumer}"
         await self._link.send(subject, json.dumps(request).encode(), reply)
 
-    async def _take(self, came: Msg) -> str:
+    def _take(self, came: Msg) -> str:
         """One message, if it is the next of its consumer: a gap means that some were lost on the way to us."""
         metadata = came.metadata
         reader = next((one for one in self._readers if one.consumer == metadata.consumer), None)
@@ -435,20 +447,16 @@ class NatsSource:
             log.warning("messages_lost_on_the_way", stream=reader.stream, after=reader.next - 1)
             reader.consumer = ""
             return metadata.consumer
-        number = metadata.sequence.stream
-        if number > reader.next:
-            await self._look_for_gap(reader, number)
+        number, expected = metadata.sequence.stream, reader.next
+        gone = reader.pending - 1 - metadata.num_pending  # at least: others may have come
+        reader.next, reader.pending = number, metadata.num_pending
+        if number > expected and gone > 0:  # the numbers in between are other topics' otherwise
+            self._say_missing(reader, expected, ours=gone)
         reader.delivered += 1
         reader.next = number + 1
         headers = {name.lower(): value for name, value in (came.headers or {}).items()}
         self._keep(reader, number, came.subject, headers, came.data)
         return metadata.consumer
-
-    async def _look_for_gap(self, reader: _Reader, number: int) -> None:
-        """Numbers in between are other topics', unless the stream has dropped its beginning since."""
-        state = (await self._link.js.stream_info(reader.stream)).state
-        if state.first_seq > reader.next:
-            self._say_missing(reader.stream, reader.shard, reader.next, min(state.first_seq, number) - 1)
 
     def _keep(self, reader: _Reader, number: int, subject: str, headers: Mapping[str, str], body: bytes) -> None:
         topic = inner_topic(subject, headers, self.topics)

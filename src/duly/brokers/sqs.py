@@ -60,7 +60,7 @@ def source(url: str, *, topics: Sequence[str], group: str) -> SqsSource:
     return SqsSource(parse_address(url), topics)
 
 
-async def setup(url: str, *, topics: Sequence[str], group: str) -> list[str]:
+async def setup(url: str, *, topics: Sequence[str], group: str | None) -> list[str]:
     """Create the queues that are missing, and leave alone those that are there; a sentence for each that was made."""
     client = Client(parse_address(url))
     made = []

@@ -81,7 +81,8 @@ class SqsSource:
         self._turn = (self._turn + 1) % len(names)
         names = names[self._turn :] + names[: self._turn]
         taken: list[Message] = []
-        while names and len(taken) < limit:
+        enough_at = math.inf
+        while names and len(taken) < limit and monotonic() < enough_at:
             left = 0.0 if taken else max(0.0, until - monotonic())
             self._ask(names, limit - len(taken), left)
             polls = [self._polls[name] for name in names if name in self._polls]
@@ -89,6 +90,8 @@ class SqsSource:
                 break
             await asyncio.wait(polls, timeout=left or ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             found, full = await self._take(names, limit - len(taken), is_first=not taken)
+            if found and not taken:  # what came first is to be stored well before it becomes visible again
+                enough_at = monotonic() + self._client.address.visibility_seconds / 3
             taken += found
             if taken:
                 names = full

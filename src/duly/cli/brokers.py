@@ -68,13 +68,13 @@ def brokers_setup() -> None:
     wanted = _topics_by_address(settings)
     if not wanted:
         raise Refused("neither DULY_BROKER nor DULY_RECEIVE is set: there is nothing to set up")
-    for url, topics in wanted.items():
-        made = asyncio.run(_setup(url, sorted(topics), settings.receive_group))
+    for url, parts in wanted.items():
+        made = [sentence for topics, group in parts for sentence in asyncio.run(_setup(url, topics, group))]
         for sentence in made or [f"{connect.broker_name(url)} at {connect.shown(url)}: nothing was missing"]:
             typer.echo(sentence)
 
 
-async def _setup(url: str, topics: list[str], group: str) -> list[str]:
+async def _setup(url: str, topics: list[str], group: str | None) -> list[str]:
     try:
         async with asyncio.timeout(CHECK_SECONDS):
             return await connect.setup(url, topics=topics, group=group)
@@ -83,12 +83,13 @@ async def _setup(url: str, topics: list[str], group: str) -> list[str]:
         raise Unavailable(f"{place} cannot be reached: {type(error).__name__}: {error}") from error
 
 
-def _topics_by_address(settings: Settings) -> dict[str, set[str]]:
-    wanted: dict[str, set[str]] = {}
+def _topics_by_address(settings: Settings) -> dict[str, list[tuple[list[str], str | None]]]:
+    """What is published there, which no group of ours reads; and what is received, with the group that reads it."""
+    wanted: dict[str, list[tuple[list[str], str | None]]] = {}
     if url := settings.broker.get_secret_value():
-        wanted[url] = {kind.event_topic for kind in declared_events().values()}
+        wanted[url] = [(sorted({kind.event_topic for kind in declared_events().values()}), None)]
     if url := settings.receive.get_secret_value():
-        wanted.setdefault(url, set()).update(receive_topics(settings))
+        wanted.setdefault(url, []).append((receive_topics(settings), settings.receive_group))
     return wanted
 
 

@@ -71,11 +71,19 @@ def test_a_receiver_runs_until_it_is_told_to_end_and_says_that_it_is_alive(
 def test_a_broker_is_checked_and_set_up(broker_env: dict[str, str], broker: Broker) -> None:
     place = f"socket at socket://127.0.0.1:{broker.port}"
     assert duly("brokers", "check", env=broker_env).stdout == f"test-broker at {place[10:]}: fine\n{place}: fine\n"
-    assert "made samples for duly\n" in duly("brokers", "setup", env=broker_env).stdout
     broker.stop()
     done = duly("brokers", "check", env=broker_env)
     assert done.returncode == 1
     assert "cannot be reached" in done.stderr
+
+
+def test_setup_makes_for_the_group_only_what_it_receives(broker_env: dict[str, str]) -> None:
+    """What is merely published must not collect in a queue of ours that nobody reads."""
+    published, received = "made samples for whoever reads it\n", "made others for duly\n"
+    both = {**broker_env, "DULY_RECEIVE_TOPICS": "others"}
+    assert duly("brokers", "setup", env=both).stdout == published + received
+    assert duly("brokers", "setup", env={**both, "DULY_RECEIVE": ""}).stdout == published
+    assert duly("brokers", "setup", env={**both, "DULY_BROKER": ""}).stdout == received
 
 
 def test_what_would_lose_messages_is_refused_before_anything_runs(broker_env: dict[str, str], dsn: str) -> None:

@@ -28,9 +28,9 @@ def source(url: str, *, topics: Sequence[str], group: str) -> BrokerSource:
     return BrokerSource(_port(url), keeps_position=True)
 
 
-async def setup(url: str, *, topics: Sequence[str], group: str) -> list[str]:
+async def setup(url: str, *, topics: Sequence[str], group: str | None) -> list[str]:
     """Nothing has to be made; who asks sees what was asked for."""
-    return [f"made {topic} for {group}" for topic in topics]
+    return [f"made {topic} for {group or 'whoever reads it'}" for topic in topics]
 
 
 def _port(url: str) -> int:

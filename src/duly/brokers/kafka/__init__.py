@@ -22,6 +22,6 @@ def source(url: str, *, topics: Sequence[str], group: str) -> KafkaSource:
     return KafkaSource(parse(url), topics=topics, group=group)
 
 
-async def setup(url: str, *, topics: Sequence[str], group: str) -> list[str]:
+async def setup(url: str, *, topics: Sequence[str], group: str | None) -> list[str]:
     """Create the topics that are missing, so that the start-up checks find nothing; a sentence for each."""
     return await checking.create_topics(parse(url), topics)

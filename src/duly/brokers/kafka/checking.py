@@ -19,7 +19,8 @@ from confluent_kafka.admin import (
 )
 
 from duly.brokers.kafka.address import TOPIC, Address
-from duly.brokers.kafka.trouble import MISSING, answer, error_of, words
+from duly.brokers.kafka.trouble import MISSING, Complaints, answer, error_of, words
+from duly.clock import monotonic
 from duly.errors import Refused
 from duly.messages import MAX_PAYLOAD_BYTES
 
@@ -49,9 +50,7 @@ class TopicState:
 async def check_topics(address: Address, topics: Sequence[str], *, must_exist: bool) -> None:
     """Refuse topics that lose what they acknowledged, or (if they must exist) that are missing; tell of the rest."""
     admin = admin_client(address)
-    brokers = len(
-        (await answer(admin.describe_cluster(request_timeout=ADMIN_SECONDS), seconds=2 * ADMIN_SECONDS)).nodes
-    )
+    brokers = await _count_brokers(admin, address)
     found = await _describe(admin, topics)
     missing = sorted(set(topics) - found.keys())
     if missing and must_exist:
@@ -98,9 +97,7 @@ async def create_topics(address: Address, topics: Sequence[str]) -> list[str]:
     if wrong := [topic for topic in topics if not TOPIC.fullmatch(topic)]:
         raise Refused(f"Kafka knows no topic of the name {wrong[0]!r}: it takes letters, digits and . _ -")
     admin = admin_client(address)
-    brokers = len(
-        (await answer(admin.describe_cluster(request_timeout=ADMIN_SECONDS), seconds=2 * ADMIN_SECONDS)).nodes
-    )
+    brokers = await _count_brokers(admin, address)
     replicas = address.replication or min(3, brokers)
     missing = sorted(set(topics) - (await _describe(admin, topics)).keys())
     settings = {
@@ -135,16 +132,34 @@ async def topic_ends(admin: AdminClient, topics: Sequence[str]) -> TopicEnds:
     return TopicEnds(ids, {one: (first[one], last[one]) for one in sorted(first.keys() & last.keys())})
 
 
-def admin_client(address: Address) -> AdminClient:
+def admin_client(address: Address) -> Admin:
     """The client that describes and creates. It must not be asked for a group's offsets: it dies of one answer."""
     try:
-        return AdminClient(address.client)
+        return Admin(address)
     except KafkaException as error:
         raise Refused(f"Kafka's client cannot be started: {words(error_of(error))}") from None
 
 
-async def _brokers(admin: AdminClient) -> int:
-    cluster = await answer(admin.describe_cluster(request_timeout=ADMIN_SECONDS), seconds=2 * ADMIN_SECONDS)
+class Admin(AdminClient):
+    """The client, and what it complained about."""
+
+    def __init__(self, address: Address) -> None:
+        self.complaints = complaints = Complaints()
+        hear: Any = lambda error: complaints.hear(error, now=monotonic())  # noqa: E731 - a method would keep us alive
+        super().__init__({**address.client, "error_cb": hear})
+
+
+async def _count_brokers(admin: Admin, address: Address) -> int:
+    """How many there are; who does not let us in says so to the client alone, which asks and asks again."""
+    try:
+        cluster = await answer(admin.describe_cluster(request_timeout=ADMIN_SECONDS), seconds=2 * ADMIN_SECONDS)
+    except OSError:
+        admin.poll(0)
+        if admin.complaints.is_let_in:
+            raise
+        raise Refused(
+            f"Kafka at {address.client['bootstrap.servers']} does not let us in: {admin.complaints.words}"
+        ) from None
     return len(cluster.nodes)
 
 

@@ -17,7 +17,6 @@ from duly.brokers.kafka.address import TOPIC, Address
 from duly.brokers.kafka.thread import OneThread
 from duly.brokers.kafka.trouble import AWAY, MISSING, Complaints, error_of, missing_topic, words
 from duly.clock import monotonic
-from duly.errors import Refused
 from duly.failpoints import failpoint
 from duly.messages import Event, declared_events
 
@@ -25,7 +24,7 @@ log = structlog.get_logger("duly.kafka")
 PUBLISH_SECONDS = 12.0  # the relay gives a wave thirty
 DOWN_SECONDS = 2.0  # all brokers were gone for so long: do not wait for the rest
 POLL_SECONDS = 0.1
-METADATA_SECONDS = 10.0
+METADATA_SECONDS = 10.0  # for all topics that it has not seen
 CLOSE_SECONDS = 5.0
 _PRODUCER = {
     "enable.idempotence": True,
@@ -84,14 +83,17 @@ class Sender:
             producer = self._open()
         producer.poll(0)
         self._complaints.down_since = None  # that was then; if it is so still, we hear it again
-        wave = Wave(events, stop, until=monotonic() + PUBLISH_SECONDS)
+        wave = Wave(events, stop, until=monotonic() + METADATA_SECONDS)
         self._refuse_topics(wave)
+        wave.until = monotonic() + PUBLISH_SECONDS
         for number in wave.unanswered():
+            if wave.is_over:
+                break
             self._produce(wave, number)
         failpoint("transport.sent")
         self._wait(wave)
         for number in wave.rejected():  # with others in one batch, and perhaps for another's fault
-            if stop.is_set() or monotonic() > wave.until:
+            if wave.is_over:
                 break
             wave.send_alone(number)
             self._produce(wave, number)
@@ -115,24 +117,27 @@ class Sender:
                 {**_PRODUCER, **self._address.client, "error_cb": lambda error: complaints.hear(error, now=monotonic())}
             )
         except KafkaException as error:
-            raise Refused(f"Kafka's client cannot be started: {words(error_of(error))}") from None
+            raise ConnectionError(f"Kafka's client cannot be started: {words(error_of(error))}") from None
         return self._producer
 
     def _refuse_topics(self, wave: Wave) -> None:
         for topic in {event.topic for event in wave.events} - self._known:
-            answer = self._ask_for(topic)
+            if wave.is_over:
+                answer: Answer = Later("Kafka takes too long to tell of its topics: this one was not asked for yet")
+            else:
+                answer = self._ask_for(topic, seconds=max(0.1, wave.until - monotonic()))
             if answer is None:
                 self._known.add(topic)
             else:
                 wave.answer_topic(topic, answer)
 
-    def _ask_for(self, topic: str) -> Answer:
+    def _ask_for(self, topic: str, *, seconds: float) -> Answer:
         """Whether the topic is there; asking does not create it, and makes the producer look again."""
         assert self._producer is not None
         if not TOPIC.fullmatch(topic):
             return f"Kafka knows no topic of the name {topic!r}: it takes letters, digits and . _ -"
         try:
-            error = self._producer.list_topics(topic, timeout=METADATA_SECONDS).topics[topic].error
+            error = self._producer.list_topics(topic, timeout=seconds).topics[topic].error
         except KafkaException as exception:
             self._producer.poll(0)
             raise ConnectionError(f"{words(error_of(exception))} ({self._complaints.words})") from None
@@ -157,7 +162,7 @@ class Sender:
                 self._producer.produce(event.topic, body, key, headers=headers, on_delivery=wave.hears(number))
                 return
             except BufferError:  # the queue is full: its head is delivered, or times out
-                if monotonic() > wave.until or wave.stop.is_set():
+                if wave.is_over:
                     return
                 self._producer.poll(POLL_SECONDS)
             except KafkaException as error:
@@ -166,7 +171,7 @@ class Sender:
 
     def _wait(self, wave: Wave) -> None:
         assert self._producer is not None
-        while wave.waiting() and not wave.stop.is_set() and monotonic() < wave.until:
+        while wave.waiting() and not wave.is_over:
             self._producer.poll(POLL_SECONDS)
             down_since = self._complaints.down_since
             if wave.delivered:
@@ -214,6 +219,11 @@ class Wave:
         self._sent: set[int] = set()
         self._rejected: list[int] = []
         self._alone = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for it any more, or its time is up: nothing more is sent."""
+        return self.stop.is_set() or monotonic() > self.until
 
     def unanswered(self) -> list[int]:
         """What has no answer."""

@@ -64,6 +64,7 @@ class KafkaSource:
         self._admin: AdminClient | None = None
         self._ids: dict[str, str] = {}
         self._told: dict[Partition, int] = {}
+        self._missing = MESSAGES_MISSING.labels(self.name)  # there from the beginning: a first one is a rise
 
     async def check(self) -> None:
         """Refuse topics that are missing, or that throw messages away before they are read."""
@@ -115,7 +116,7 @@ class KafkaSource:
         """Once of each message that the topic threw away before the group had read it."""
         if after < first:
             log.error("kafka_messages_missing", topic=partition[0], partition=partition[1], messages=first - after)
-            MESSAGES_MISSING.labels(self.name).inc(first - after)
+            self._missing.inc(first - after)
             self._told[partition] = first
 
     async def close(self) -> None:
@@ -224,7 +225,7 @@ class Reader:
         try:
             self._consumer = Consumer(settings)
         except KafkaException as error:
-            raise Refused(f"Kafka's client cannot be started: {words(error_of(error))}") from None
+            raise ConnectionError(f"Kafka's client cannot be started: {words(error_of(error))}") from None
         self._consumer.subscribe(self._topics, on_assign=_assigned, on_revoke=self._revoked, on_lost=self._lost)
         return self._consumer
 

@@ -19,12 +19,15 @@ class Complaints:
     def __init__(self) -> None:
         self.down_since: float | None = None
         self.fatal = False
+        self.is_let_in = True
         self.words = "it does not answer"
 
     def hear(self, error: KafkaError, *, now: float) -> None:
         """The client's error callback."""
         if error.fatal():
             self.fatal = True
+        if error.code() in NOT_LET_IN:
+            self.is_let_in = False
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.down_since = self.down_since or now
         else:
@@ -84,6 +87,8 @@ AWAY = frozenset(
         KafkaError.SASL_AUTHENTICATION_FAILED,
     ]
 )
+# A name or a password is wrong. While it runs that may pass as well, for somebody mends it; at the start it is refused.
+NOT_LET_IN = frozenset([KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED])
 MISSING = frozenset(
     [
         KafkaError._UNKNOWN_TOPIC,

@@ -55,7 +55,7 @@ def read_address(url: str) -> Address:
     if unknown := sorted(options.keys() - OURS - THE_CLIENTS):
         raise Refused(f"RabbitMQ has no option {unknown[0]!r}; there are: {', '.join(sorted(OURS | THE_CLIENTS))}")
     kind = _choice(options, "queue", ("classic", "quorum"))
-    unroutable = _choice(options, "unroutable", ("error", "drop"))
+    unroutable = _choice(options, "unroutable", ("wait", "drop"))
     passed_on = {"heartbeat": str(HEARTBEAT_SECONDS)} | {key: options[key] for key in THE_CLIENTS & options.keys()}
     vhost = unquote(parts.path[1:]) or "/"
     return Address(

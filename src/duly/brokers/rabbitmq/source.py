@@ -23,11 +23,16 @@ log = structlog.get_logger("duly.brokers")
 MORE_SECONDS = 0.005  # how long a batch waits for its next message
 MORE_TIMES = 20
 MOST_UNREAD = 10_000
+MOST_BYTES = 8 * 1024 * 1024  # in the buffer, but for one message that is larger
+RENEWED_AFTER = 200  # messages of a channel that was given few at a time, for the large ones may be over
 lenient.install()
 
 
 class RabbitSource:
     """The queue of a group. Messages come into a buffer of at most one batch; RabbitMQ holds back the rest.
+
+    It counts messages, and not their bytes. So a buffer that has enough of those takes no more: what comes all the same
+    is dropped, and comes again on another channel, which is given as many at a time as had room in this one.
 
     Whatever goes wrong ends the channel: RabbitMQ then puts all that is not acknowledged back where it was, and a new
     channel begins with it. Messages of an earlier channel are ignored, and so are acknowledgements for them.
@@ -43,12 +48,13 @@ class RabbitSource:
         self._queue = topology.queue(address, group)
         self._line = Line(address, "receiver")
         self._reading: _Reading | None = None
+        self._room = MOST_UNREAD  # so many messages the next channel is given at a time
 
     async def check(self) -> None:
         """The exchanges and the queue are there and durable, one reads at a time, and the topics are bound."""
         pieces = [topology.exchange(self._address), topology.by_topic(self._address), self._queue]
         await topology.check(self._line, pieces)
-        await topology.bind(self._line, topics=self._topics, group=self._group)
+        await topology.check_bound(self._line, topics=self._topics, group=self._group)
 
     async def resume(self, positions: Mapping[str, int]) -> None:
         """Give back what is not acknowledged; the next receive() begins with it. RabbitMQ keeps the position."""
@@ -57,8 +63,10 @@ class RabbitSource:
 
     async def receive(self, limit: int, *, wait_seconds: float) -> Sequence[Message]:
         """What is there, in order; see Source."""
+        if self._reading is not None and self._reading.is_over:
+            await self._give_back()
         if self._reading is None:
-            self._reading = await self._begin(min(limit, MOST_UNREAD))
+            self._reading = await self._begin(min(limit, MOST_UNREAD, self._room))
         reading = self._reading
         await reading.wait(limit, wait_seconds)
         if reading.fault is not None:
@@ -99,7 +107,7 @@ class RabbitSource:
 
     async def _begin(self, prefetch: int) -> _Reading:
         channel = await self._line.channel()
-        reading = _Reading(channel, self._queue.name)
+        reading = _Reading(channel, self._queue.name, is_narrow=self._room < MOST_UNREAD)
         try:
             async with asking(self._address):
                 await channel.set_qos(prefetch_count=prefetch)
@@ -118,6 +126,7 @@ class RabbitSource:
     async def _give_back(self) -> None:
         reading, self._reading = self._reading, None
         if reading is not None:
+            self._room = reading.room
             await self._line.close_channel(reading.channel)
 
     def _as_message(self, reading: _Reading, delivered: DeliveredMessage) -> Message:
@@ -140,16 +149,27 @@ class _Reading:
 
     _begun = 0
 
-    def __init__(self, channel: AbstractChannel, queue: str) -> None:
+    def __init__(self, channel: AbstractChannel, queue: str, *, is_narrow: bool) -> None:
         _Reading._begun += 1
         self.number = _Reading._begun
         self.channel = channel
+        self.room = MOST_UNREAD  # for the channel after this one
+        self._is_narrow = is_narrow
+        self._arrivals = 0
+        self._bytes = 0
+        self._is_full = False
         self.fault: str | None = None
         self.buffer: deque[DeliveredMessage] = deque()
         self._queue = queue
         self._unacknowledged: dict[int, None] = {}  # in order of delivery
         self._came = asyncio.Event()
         self._below: BelowChannel | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything that had room was taken, and the rest is to come on another channel."""
+        has_seen_enough = self._is_full or (self._is_narrow and self._arrivals >= RENEWED_AFTER)
+        return has_seen_enough and not self.buffer
 
     async def begin(self) -> None:
         """Ask for messages."""
@@ -175,6 +195,7 @@ class _Reading:
     def take(self) -> DeliveredMessage:
         """The next one."""
         taken = self.buffer.popleft()
+        self._bytes -= _size(taken)
         self._unacknowledged[taken.delivery_tag or 0] = None
         if not self.buffer and self.fault is None:
             self._came.clear()
@@ -193,7 +214,14 @@ class _Reading:
             self._unacknowledged.pop(tag, None)
 
     async def _arrived(self, message: DeliveredMessage) -> None:
+        if self._is_full:
+            return
         self.buffer.append(message)
+        self._arrivals += 1
+        self._bytes += _size(message)
+        if self._bytes >= MOST_BYTES:
+            self._is_full = True
+            self.room = len(self.buffer)
         self._came.set()
 
     def _cancelled(self, frame: commands.Basic.Cancel) -> None:
@@ -209,6 +237,10 @@ class _Reading:
     def _fail(self, fault: str) -> None:
         self.fault = self.fault or fault
         self._came.set()
+
+
+def _size(message: DeliveredMessage) -> int:
+    return len(message.body) + len(str(message.header.properties.headers or ""))
 
 
 def _texts(headers: Mapping[str, Any]) -> dict[str, str]:

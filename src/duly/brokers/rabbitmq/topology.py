@@ -75,14 +75,23 @@ def queue(address: Address, group: str) -> Piece:
     return Piece("queue", name, arguments=arguments)
 
 
-async def setup(url: str, *, topics: Sequence[str], group: str) -> list[str]:
-    """Create what is missing, and bind the topics to the group's queue; a sentence for each thing that was made."""
+async def setup(url: str, *, topics: Sequence[str], group: str | None) -> list[str]:
+    """Create what is missing, and bind the topics to the group's queue; a sentence for each thing that was made.
+
+    Without a group there is no queue: it would fill with what is published, and nobody would read it.
+    """
     address = read_address(url)
     line = Line(address, "setup")
-    pieces = [exchange(address), by_topic(address), *([queue(address, group)] if topics else [])]
+    reads = queue(address, group) if topics and group is not None else None
+    pieces = [exchange(address), by_topic(address), *([reads] if reads else [])]
     try:
         made = [f"{piece} was made" for piece in pieces if not await _examine(line, piece, make=True)]
-        await bind(line, topics=topics, group=group)
+        await _bind(line, reads, topics)
+    except ChannelAccessRefused as error:
+        unbound = reads or by_topic(address)
+        raise Refused(
+            f"RabbitMQ at {address.shown} does not let {address.user!r} bind {unbound}: {plain(error)}"
+        ) from None
     except Rejected as error:
         raise Refused(str(error)) from None
     finally:
@@ -100,20 +109,28 @@ async def check(line: Line, pieces: Sequence[Piece]) -> None:
         raise Refused(str(error)) from None
 
 
-async def bind(line: Line, *, topics: Sequence[str], group: str) -> None:
-    """Bind the exchanges, and each topic to the group's queue: to do it again changes nothing."""
+async def check_bound(line: Line, *, topics: Sequence[str], group: str) -> None:
+    """Bind what should be bound: that it is cannot be asked for, and who may not bind is told so, and goes on."""
+    try:
+        await _bind(line, queue(line.address, group), topics)
+    except ChannelAccessRefused as error:
+        log.warning("rabbitmq_unchecked", what="bindings", reason=plain(error))
+
+
+async def _bind(line: Line, reads: Piece | None, topics: Sequence[str]) -> None:
+    """Bind the exchanges, and each topic to the queue: to do it again changes nothing."""
     address = line.address
     try:
         async with line.brief_channel() as channel:
             front = await channel.get_exchange(address.exchange, ensure=False)
             behind = await channel.get_exchange(by_topic(address).name, ensure=False)
             await behind.bind(front, routing_key="#")
-            if topics:
-                reads = await channel.get_queue(queue(address, group).name, ensure=False)
+            if reads is not None:
+                bound = await channel.get_queue(reads.name, ensure=False)
                 for topic in topics:
-                    await reads.bind(behind, arguments={"x-match": "all", TOPIC_HEADER: check_name("topic", topic)})
-    except ChannelAccessRefused as error:
-        log.warning("rabbitmq_unchecked", what="bindings", reason=plain(error))
+                    await bound.bind(behind, arguments={"x-match": "all", TOPIC_HEADER: check_name("topic", topic)})
+    except ChannelAccessRefused:
+        raise
     except ChannelClosed as error:
         raise Refused(f"RabbitMQ at {address.shown} does not bind the topics: {plain(error)}") from None
 

@@ -147,9 +147,9 @@ class RabbitTransport:
         except DeliveryError:
             return Later("RabbitMQ took no responsibility for it (nack): a queue it goes to is full, or failed")
         if isinstance(answer, DeliveredMessage):
-            return (
+            return Later(
                 f"no queue takes the type {event.type} or the topic {event.topic}: RabbitMQ returned it. "
-                "`duly brokers setup` binds the topics that are received; ?unroutable=drop publishes all the same"
+                "`duly brokers setup` where it is received binds its topic; ?unroutable=drop publishes all the same"
             )
         return None
 
