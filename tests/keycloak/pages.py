@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
 import re
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import unescape
@@ -17,7 +19,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import httpx2
 
 from tests.engine.cli.commands import environment, free_port, running, status, wait_until
-from tests.keycloak.server import Keycloak
+from tests.keycloak.server import FILE, Keycloak
 
 CALLBACK = "/console/sign-in/callback"
 PEOPLE = {
@@ -25,8 +27,11 @@ PEOPLE = {
     "otto": ("Otto", "Lindqvist", "otto's long password", "OPERATOR"),
     "cora": ("Cora", "Lehmann", "cora's long password", "COMPLIANCE_OFFICER"),
     "nora": ("Nora", "Haddad", "nora's long password", "QUALITY_MANAGER"),  # a role, and none of the console's
+    "vera": ("Vera", "Santos", "vera's long password", *(role["name"] for role in FILE["roles"]["realm"])),
 }
+APPS = {client["clientId"]: client for client in FILE["clients"] if client["publicClient"]}  # of people
 _FORM = re.compile(r'<form[^>]*id="kc-form-login"[^>]*action="([^"]+)"')
+_NAVIGATION = re.compile(r'<nav aria-label="Pages">(.*?)</nav>', re.DOTALL)
 _CSRF = re.compile(r'<meta name="csrf-token" content="([0-9a-f]{64})">')
 
 
@@ -117,6 +122,42 @@ def csrf_of(client: httpx2.Client) -> str:
     found = _CSRF.search(client.get("/console/processes").text)
     assert found is not None
     return found[1]
+
+
+def navigation(client: httpx2.Client, path: str = "/console") -> list[str]:
+    """Where the console's navigation leads this browser."""
+    page = client.get(path)
+    found = _NAVIGATION.search(page.text)
+    assert found is not None, page.text
+    return re.findall(r'href="([^"]+)"', found[1])
+
+
+def authorize(keycloak: Keycloak, client_id: str, scope: str, **changes: str) -> tuple[str, str]:
+    """An address at which an application in a browser sends people to sign in, and the verifier that it keeps."""
+    verifier = secrets.token_urlsafe(32)
+    challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+    asked = {
+        "response_type": "code", "client_id": client_id, "redirect_uri": APPS[client_id]["redirectUris"][0],
+        "scope": f"openid {scope}", "state": "s", "nonce": "n", "code_challenge": challenge,
+        "code_challenge_method": "S256", **changes,
+    }  # fmt: skip
+    query = urlencode({name: given for name, given in asked.items() if given})
+    return f"{keycloak.issuer}/protocol/openid-connect/auth?{query}", verifier
+
+
+def redeem(keycloak: Keycloak, client_id: str, code: str, verifier: str) -> httpx2.Response:
+    """What that application does with a code."""
+    form = {"grant_type": "authorization_code", "client_id": client_id, "code": code, "code_verifier": verifier}
+    return keycloak.grant({**form, "redirect_uri": APPS[client_id]["redirectUris"][0]})
+
+
+def obtain(client: httpx2.Client, keycloak: Keycloak, client_id: str, scope: str, person: str = "") -> dict[str, Any]:
+    """The tokens of a sign-in; without a person, of the one whom Keycloak knows this browser to be."""
+    address, verifier = authorize(keycloak, client_id, scope)
+    sent = fill_in(client, open_form(client, address), person) if person else client.get(address)
+    assert sent.status_code == 302, sent.text
+    granted = redeem(keycloak, client_id, code_in(sent.headers["location"]), verifier)
+    return dict(granted.raise_for_status().json())
 
 
 def code_in(address: str) -> str:

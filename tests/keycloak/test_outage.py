@@ -47,8 +47,11 @@ def test_while_it_is_stopped_known_keys_serve_and_afterwards_everything_does(sit
     assert site.identity() == {"ok": True, "detail": "answers"}
     with browser(site) as ada, browser(site) as otto:
         assert sign_in(ada, "ada").status_code == 303
+        key = keycloak.add_key(4_000)
+        rotated = keycloak.token("orders-service", "commerce")  # the last thing it does: we have not seen this key
         keycloak.stop()
         check_away(site, token)
+        assert site.get(ORDERS, rotated).status_code == 503
         assert ada.get("/console/jobs").status_code == 200, "who is signed in stays so"
         away = otto.get("/console/sign-in")
         assert away.status_code == 503
@@ -57,11 +60,13 @@ def test_while_it_is_stopped_known_keys_serve_and_afterwards_everything_does(sit
         keycloak.start()
         wait_until(lambda: site.identity()["ok"], seconds=60, what="health says that it is back, without a request")
         assert site.get(ORDERS, token).status_code == 200, "its keys are still the same"
+        assert site.get(ORDERS, rotated).status_code == 200, "and the new one is believed as soon as it can be had"
         assert site.get(ORDERS, keycloak.token("orders-service", "commerce")).status_code == 200
         forged = site.get(ORDERS, with_kid(token, "a-key-nobody-knows"))
         assert forged.status_code == 401, "now it can be known that there is no such key"
         assert sign_in(otto, "otto").status_code == 303
         assert ada.post("/console/sign-out", data={"csrf": csrf_of(ada)}).status_code == 303
+        keycloak.remove_key(key)
     assert "Traceback" not in site.log.read_text()
 
 

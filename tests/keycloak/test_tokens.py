@@ -9,7 +9,6 @@ import json
 import re
 import subprocess
 import sys
-from typing import Any
 from uuid import uuid4
 
 import httpx2
@@ -24,13 +23,11 @@ from duly.auth.tokens import Verifier
 from tests.apps.test_rights import RIGHTS, Right
 from tests.engine.cli.commands import ROOT, environment, wait_until
 from tests.keycloak.pages import Site, parts_of
-from tests.keycloak.server import REALM_FILE, Keycloak
+from tests.keycloak.server import FILE, GIVES, Keycloak
 
 pytestmark = [pytest.mark.keycloak, pytest.mark.timeout(1800)]
-FILE: dict[str, Any] = json.loads(REALM_FILE.read_text())
 MACHINES = [client for client in FILE["clients"] if client.get("serviceAccountsEnabled")]
 ROLES = {user["serviceAccountClientId"]: set(user["realmRoles"]) for user in FILE["users"]}
-GIVES = {mapping["clientScope"]: set(mapping["roles"]) for mapping in FILE["scopeMappings"]}
 ORDERS = "/v1/orders"
 EXPIRE = [sys.executable, "-c", "from apps.transfers.workers import main; main()"]
 
