@@ -8,6 +8,8 @@ import hashlib
 import json
 import re
 import secrets
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import unescape
@@ -18,9 +20,10 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import httpx2
 
-from tests.engine.cli.commands import environment, free_port, running, status, wait_until
+from tests.engine.cli.commands import ROOT, environment, free_port, running, status, wait_until
 from tests.keycloak.server import FILE, Keycloak
 
+EXPIRE = [sys.executable, "-c", "from apps.transfers.workers import main; main()"]
 CALLBACK = "/console/sign-in/callback"
 PEOPLE = {
     "ada": ("Ada", "Kowalska", "ada's long password", "ADMINISTRATOR"),
@@ -76,6 +79,16 @@ def serving(
     with running("api", env=env, log=log):
         wait_until(lambda: status(f"{url}/readyz") == 200, seconds=120, what="/readyz is 200")
         yield Site(url, log)
+
+
+def run_hourly_task(site: Site, keycloak: Keycloak, secret: str) -> tuple[int, str]:
+    """As a process, with the client that the realm file gives it; its exit code, and all it said."""
+    env = environment(
+        DULY_OIDC_ISSUER=keycloak.issuer, DULY_API_URL=site.url, DULY_CLIENT_ID="transfers-worker",
+        DULY_CLIENT_SECRET=secret, DULY_LOG_FORMAT="json",
+    )  # fmt: skip
+    done = subprocess.run(EXPIRE, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
 
 
 @contextlib.contextmanager

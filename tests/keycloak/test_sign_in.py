@@ -139,6 +139,14 @@ def test_the_console_may_be_a_public_client(keycloak: Keycloak, dsn: str, tmp_pa
         assert back["redirect_uri"] == [f"{site.url}{CALLBACK}"]
 
 
+def test_a_secret_of_the_console_may_hold_anything(keycloak: Keycloak, dsn: str, tmp_path: Path) -> None:
+    """RFC 6749, section 2.3.1: it is form-encoded before it is sent."""
+    keycloak.change_client("duly-console", secret="a+b c:d/e%20=ä&?")
+    with serving(keycloak, dsn, tmp_path) as site, browser(site) as client:
+        assert keycloak.secret("duly-console") == "a+b c:d/e%20=ä&?"
+        assert sign_in(client, "ada").status_code == 303
+
+
 def test_a_secret_that_is_wrong_is_said_and_not_repeated(keycloak: Keycloak, dsn: str, tmp_path: Path) -> None:
     with serving(keycloak, dsn, tmp_path) as site, browser(site) as client:
         back = come_back(client, "ada")
