@@ -30,6 +30,7 @@ PEOPLE = {
     "otto": ("Otto", "Lindqvist", "otto's long password", "OPERATOR"),
     "cora": ("Cora", "Lehmann", "cora's long password", "COMPLIANCE_OFFICER"),
     "nora": ("Nora", "Haddad", "nora's long password", "QUALITY_MANAGER"),  # a role, and none of the console's
+    "eric": ("Eric", "Moreau", "eric's long password", "QUALITY_ENGINEER"),
     "vera": ("Vera", "Santos", "vera's long password", *(role["name"] for role in FILE["roles"]["realm"])),
 }
 APPS = {client["clientId"]: client for client in FILE["clients"] if client["publicClient"]}  # of people
