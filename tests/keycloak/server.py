@@ -25,6 +25,7 @@ GIVES = {mapping["clientScope"]: set(mapping["roles"]) for mapping in FILE["scop
 REALM = "duly"
 START_SECONDS = 900.0  # the first start of a distribution builds it, and tests may run on a busy machine
 STOP_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0  # for an answer that nothing is asserted of but what it says
 SIGNED_IN_SECONDS = 20.0  # of the minute that an administrator's token lives
 KEYS = "org.keycloak.keys.KeyProvider"
 # A small heap, and a compiler that is soon done: it lives for a minute.
@@ -49,7 +50,7 @@ class Keycloak:
         self._process: subprocess.Popen[bytes] | None = None
         self._signed_in = ("", 0.0)
         self._secrets: dict[tuple[str, str], str] = {}
-        self.client = httpx2.Client(timeout=60, trust_env=False)
+        self.client = httpx2.Client(timeout=PATIENCE_SECONDS, trust_env=False)
         self._lay_out()
 
     # -- the process -------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from duly.auth.tokens import Verifier
 from tests.apps.test_rights import RIGHTS, Right
 from tests.engine.cli.commands import wait_until
 from tests.keycloak.pages import Site, parts_of, run_hourly_task
-from tests.keycloak.server import FILE, GIVES, Keycloak
+from tests.keycloak.server import FILE, GIVES, PATIENCE_SECONDS, Keycloak
 
 pytestmark = [pytest.mark.keycloak, pytest.mark.timeout(1800)]
 MACHINES = [client for client in FILE["clients"] if client.get("serviceAccountsEnabled")]
@@ -52,7 +52,7 @@ def find_route(scope: str, roles: set[str]) -> tuple[tuple[str, str], Right]:
 
 
 async def test_each_client_gets_the_scopes_and_roles_of_the_realm_file_and_no_other(keycloak: Keycloak) -> None:
-    verifier = Verifier(keycloak.issuer, "duly", JwksCache(keycloak.issuer))
+    verifier = Verifier(keycloak.issuer, "duly", JwksCache(keycloak.issuer, timeout_seconds=PATIENCE_SECONDS))
     for client in MACHINES:
         name, scopes = client["clientId"], client["optionalClientScopes"]
         all_of_them = await verifier.verify(keycloak.token(name, " ".join(scopes)))
