@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 .PHONY: help run test test-plans test-console test-apps test-browser test-brokers absent-brokers test-keycloak screenshots bench-console \
   test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot bench-memory \
   bench-report bench-birthdays bench-webhooks bench-ledger bench-decisions bench-payments bench-aml bench-brokers \
-  bench-kyc \
+  bench-kyc absent-keycloak \
   chaos simulate decade
 
 help: ## show this list
@@ -80,6 +80,9 @@ test-keycloak: $(STAMP) ## tokens, sign-in, keys and outages with a real Keycloa
 	@command -v mvn >/dev/null || (apt-get update -qq && apt-get install -y -qq maven)
 	@$(BIN)/python -m tests.keycloak.distribution
 	@$(BIN)/python -m pytest -m keycloak tests/keycloak
+
+absent-keycloak: $(STAMP)
+	@$(BIN)/python -m tests.keycloak.distribution --absent
 
 screenshots: $(STAMP) $(BROWSER)/.installed ## take the pictures in docs/console anew
 	@PYTHONPATH=$(BROWSER) DULY_SCREENSHOTS=1 $(BIN)/python -m pytest -m browser -k pictures tests/console/browser

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from apps.transfers.gateways import EXPIRE_SCOPE
+from duly.auth.issuer import CLIENTS as DEVELOPMENT_CLIENTS
+from duly.auth.issuer_codes import PEOPLE, SIGN_IN_CLIENT
 from duly.console.app import Console
 from duly.console.sign_in import SCOPE as CONSOLE_SCOPE
 from duly.settings import Settings
@@ -69,6 +71,27 @@ def test_every_scope_can_be_had_by_some_client_and_only_when_asked_for() -> None
     assert holders[EXPIRE_SCOPE] == 1, "what is internal is for one client alone"
 
 
+def test_people_can_be_given_every_right_but_those_of_programs() -> None:
+    """What nobody's application could ask for would be a route that nobody can use."""
+    of_people = {scope for name, client in CLIENTS.items() if name not in MACHINES
+                 for scope in client["optionalClientScopes"]}  # fmt: skip
+    assert named() - of_people == {EXPIRE_SCOPE}
+
+
+def test_the_development_issuer_gives_its_clients_what_the_realm_gives_them() -> None:
+    """E5.3: nothing knows the difference. Two of its clients are for trying things out, and are nowhere else."""
+    accounts = {user["serviceAccountClientId"]: set(user["realmRoles"]) for user in REALM["users"]}
+    for name, client in DEVELOPMENT_CLIENTS.items():
+        if client.scopes is None:
+            assert name not in CLIENTS, name
+            continue
+        assert client.scopes == set(CLIENTS[name]["optionalClientScopes"]), name
+        assert set(client.roles or ()) == accounts[name], name
+    assert {role for person in PEOPLE.values() for role in person.roles} <= ROLES
+    assert Settings.model_fields["console_client_id"].default == SIGN_IN_CLIENT
+    assert SIGN_IN_CLIENT in CLIENTS.keys() - MACHINES
+
+
 def test_the_claims_that_are_read_are_written() -> None:
     found = mappers(CARRIED)
     audience = Settings.model_fields["oidc_audience"].default
@@ -98,6 +121,16 @@ def test_people_sign_in_by_code_with_pkce_and_services_by_their_secret() -> None
     (console,) = CLIENTS["duly-console"]["redirectUris"]
     assert console.endswith("/console/sign-in/callback")
     assert CLIENTS["duly-console"]["optionalClientScopes"] == [CONSOLE_SCOPE]
+
+
+def test_tokens_are_short_lived_and_a_refresh_token_is_good_once() -> None:
+    """RFC 9700, section 4.14: those of public clients rotate. The console and services get none at all."""
+    assert (REALM["revokeRefreshToken"], REALM["refreshTokenMaxReuse"]) == (True, 0)
+    assert REALM["accessTokenLifespan"] == 300
+    assert CLIENTS["duly-console"]["attributes"]["use.refresh.tokens"] == "false"
+    for name in MACHINES:
+        assert CLIENTS[name]["attributes"]["client_credentials.use_refresh_token"] == "false", name
+        assert CLIENTS[name]["attributes"]["access.token.lifespan"] == "300", name
 
 
 def test_the_accounts_of_services_have_roles_that_their_scopes_let_through() -> None:

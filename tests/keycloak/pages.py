@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
 import re
+import secrets
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import unescape
@@ -16,17 +20,22 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import httpx2
 
-from tests.engine.cli.commands import environment, free_port, running, status, wait_until
-from tests.keycloak.server import Keycloak
+from tests.engine.cli.commands import ROOT, environment, free_port, running, status, wait_until
+from tests.keycloak.server import FILE, Keycloak
 
+EXPIRE = [sys.executable, "-c", "from apps.transfers.workers import main; main()"]
 CALLBACK = "/console/sign-in/callback"
 PEOPLE = {
     "ada": ("Ada", "Kowalska", "ada's long password", "ADMINISTRATOR"),
     "otto": ("Otto", "Lindqvist", "otto's long password", "OPERATOR"),
     "cora": ("Cora", "Lehmann", "cora's long password", "COMPLIANCE_OFFICER"),
     "nora": ("Nora", "Haddad", "nora's long password", "QUALITY_MANAGER"),  # a role, and none of the console's
+    "eric": ("Eric", "Moreau", "eric's long password", "QUALITY_ENGINEER"),
+    "vera": ("Vera", "Santos", "vera's long password", *(role["name"] for role in FILE["roles"]["realm"])),
 }
+APPS = {client["clientId"]: client for client in FILE["clients"] if client["publicClient"]}  # of people
 _FORM = re.compile(r'<form[^>]*id="kc-form-login"[^>]*action="([^"]+)"')
+_NAVIGATION = re.compile(r'<nav aria-label="Pages">(.*?)</nav>', re.DOTALL)
 _CSRF = re.compile(r'<meta name="csrf-token" content="([0-9a-f]{64})">')
 
 
@@ -73,6 +82,16 @@ def serving(
         yield Site(url, log)
 
 
+def run_hourly_task(site: Site, keycloak: Keycloak, secret: str) -> tuple[int, str]:
+    """As a process, with the client that the realm file gives it; its exit code, and all it said."""
+    env = environment(
+        DULY_OIDC_ISSUER=keycloak.issuer, DULY_API_URL=site.url, DULY_CLIENT_ID="transfers-worker",
+        DULY_CLIENT_SECRET=secret, DULY_LOG_FORMAT="json",
+    )  # fmt: skip
+    done = subprocess.run(EXPIRE, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
 @contextlib.contextmanager
 def browser(site: Site) -> Iterator[httpx2.Client]:
     """One that follows no redirect by itself, so that each can be looked at.
@@ -117,6 +136,42 @@ def csrf_of(client: httpx2.Client) -> str:
     found = _CSRF.search(client.get("/console/processes").text)
     assert found is not None
     return found[1]
+
+
+def navigation(client: httpx2.Client, path: str = "/console") -> list[str]:
+    """Where the console's navigation leads this browser."""
+    page = client.get(path)
+    found = _NAVIGATION.search(page.text)
+    assert found is not None, page.text
+    return re.findall(r'href="([^"]+)"', found[1])
+
+
+def authorize(keycloak: Keycloak, client_id: str, scope: str, **changes: str) -> tuple[str, str]:
+    """An address at which an application in a browser sends people to sign in, and the verifier that it keeps."""
+    verifier = secrets.token_urlsafe(32)
+    challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+    asked = {
+        "response_type": "code", "client_id": client_id, "redirect_uri": APPS[client_id]["redirectUris"][0],
+        "scope": f"openid {scope}", "state": "s", "nonce": "n", "code_challenge": challenge,
+        "code_challenge_method": "S256", **changes,
+    }  # fmt: skip
+    query = urlencode({name: given for name, given in asked.items() if given})
+    return f"{keycloak.issuer}/protocol/openid-connect/auth?{query}", verifier
+
+
+def redeem(keycloak: Keycloak, client_id: str, code: str, verifier: str) -> httpx2.Response:
+    """What that application does with a code."""
+    form = {"grant_type": "authorization_code", "client_id": client_id, "code": code, "code_verifier": verifier}
+    return keycloak.grant({**form, "redirect_uri": APPS[client_id]["redirectUris"][0]})
+
+
+def obtain(client: httpx2.Client, keycloak: Keycloak, client_id: str, scope: str, person: str = "") -> dict[str, Any]:
+    """The tokens of a sign-in; without a person, of the one whom Keycloak knows this browser to be."""
+    address, verifier = authorize(keycloak, client_id, scope)
+    sent = fill_in(client, open_form(client, address), person) if person else client.get(address)
+    assert sent.status_code == 302, sent.text
+    granted = redeem(keycloak, client_id, code_in(sent.headers["location"]), verifier)
+    return dict(granted.raise_for_status().json())
 
 
 def code_in(address: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -19,9 +20,12 @@ from tests.engine.cli.commands import ROOT, free_port, status, wait_until
 from tests.keycloak.distribution import HOME
 
 REALM_FILE = ROOT / "deploy" / "keycloak" / "duly-realm.json"
+FILE: dict[str, Any] = json.loads(REALM_FILE.read_text())
+GIVES = {mapping["clientScope"]: set(mapping["roles"]) for mapping in FILE["scopeMappings"]}
 REALM = "duly"
 START_SECONDS = 900.0  # the first start of a distribution builds it, and tests may run on a busy machine
 STOP_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0  # for an answer that nothing is asserted of but what it says
 SIGNED_IN_SECONDS = 20.0  # of the minute that an administrator's token lives
 KEYS = "org.keycloak.keys.KeyProvider"
 # A small heap, and a compiler that is soon done: it lives for a minute.
@@ -46,14 +50,14 @@ class Keycloak:
         self._process: subprocess.Popen[bytes] | None = None
         self._signed_in = ("", 0.0)
         self._secrets: dict[tuple[str, str], str] = {}
-        self.client = httpx2.Client(timeout=60, trust_env=False)
+        self.client = httpx2.Client(timeout=PATIENCE_SECONDS, trust_env=False)
         self._lay_out()
 
     # -- the process -------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Run, until the realm answers; what it knew before a stop it knows again."""
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is None:
             return
         options = ["start-dev", "--import-realm", "--http-host=127.0.0.1", f"--http-port={self.port}"]
         given = {"KC_BOOTSTRAP_ADMIN_USERNAME": "admin", "KC_BOOTSTRAP_ADMIN_PASSWORD": self._password}

@@ -10,7 +10,7 @@ from duly.errors import Unauthenticated
 from tests.engine.auth.clock import MovedClock
 from tests.engine.cli.commands import wait_until
 from tests.keycloak.pages import Site, browser, parts_of, sign_in
-from tests.keycloak.server import Keycloak
+from tests.keycloak.server import PATIENCE_SECONDS, Keycloak
 
 pytestmark = [pytest.mark.keycloak, pytest.mark.timeout(1800)]
 ORDERS = "/v1/orders"
@@ -51,7 +51,9 @@ def test_a_rotation_needs_no_restart_and_a_withdrawn_key_is_refused(site: Site, 
 async def test_a_rotation_is_noticed_by_the_first_token_and_a_withdrawal_within_the_bound(keycloak: Keycloak) -> None:
     """The same with the cache's own clock moved: no wait, and no token of the new key to tell us."""
     clock = MovedClock()
-    verifier = Verifier(keycloak.issuer, "duly", JwksCache(keycloak.issuer, now=clock))
+    verifier = Verifier(
+        keycloak.issuer, "duly", JwksCache(keycloak.issuer, now=clock, timeout_seconds=PATIENCE_SECONDS)
+    )
     first = keycloak.token("orders-service", "commerce")
     await verifier.verify(first)
     key = keycloak.add_key(1_500)

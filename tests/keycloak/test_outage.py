@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from tests.engine.cli.commands import status, wait_until
-from tests.keycloak.pages import Site, browser, csrf_of, serving, sign_in, with_kid
+from tests.keycloak.pages import Site, browser, csrf_of, run_hourly_task, serving, sign_in, with_kid
 from tests.keycloak.server import Keycloak
 
 pytestmark = [pytest.mark.keycloak, pytest.mark.timeout(1800)]
@@ -47,21 +47,32 @@ def test_while_it_is_stopped_known_keys_serve_and_afterwards_everything_does(sit
     assert site.identity() == {"ok": True, "detail": "answers"}
     with browser(site) as ada, browser(site) as otto:
         assert sign_in(ada, "ada").status_code == 303
+        key = keycloak.add_key(4_000)
+        rotated = keycloak.token("orders-service", "commerce")  # the last thing it does: we have not seen this key
+        secret = keycloak.secret("transfers-worker")
         keycloak.stop()
         check_away(site, token)
+        assert site.get(ORDERS, rotated).status_code == 503
         assert ada.get("/console/jobs").status_code == 200, "who is signed in stays so"
         away = otto.get("/console/sign-in")
         assert away.status_code == 503
         assert "identity provider cannot be reached" in away.text
         assert status(f"{site.url}/healthz") == 200
+        code, said = run_hourly_task(site, keycloak, secret)
+        assert code == 1
+        assert "gave no service token: it cannot be reached" in said
+        assert "Traceback" not in said
         keycloak.start()
         wait_until(lambda: site.identity()["ok"], seconds=60, what="health says that it is back, without a request")
         assert site.get(ORDERS, token).status_code == 200, "its keys are still the same"
+        assert site.get(ORDERS, rotated).status_code == 200, "and the new one is believed as soon as it can be had"
         assert site.get(ORDERS, keycloak.token("orders-service", "commerce")).status_code == 200
         forged = site.get(ORDERS, with_kid(token, "a-key-nobody-knows"))
         assert forged.status_code == 401, "now it can be known that there is no such key"
         assert sign_in(otto, "otto").status_code == 303
+        assert run_hourly_task(site, keycloak, secret)[0] == 0, "its secret is still the same"
         assert ada.post("/console/sign-out", data={"csrf": csrf_of(ada)}).status_code == 303
+        keycloak.remove_key(key)
     assert "Traceback" not in site.log.read_text()
 
 

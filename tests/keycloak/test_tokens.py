@@ -7,9 +7,6 @@ import hashlib
 import hmac
 import json
 import re
-import subprocess
-import sys
-from typing import Any
 from uuid import uuid4
 
 import httpx2
@@ -22,17 +19,14 @@ from joserfc.jwk import RSAKey
 from duly.auth.jwks import JwksCache
 from duly.auth.tokens import Verifier
 from tests.apps.test_rights import RIGHTS, Right
-from tests.engine.cli.commands import ROOT, environment, wait_until
-from tests.keycloak.pages import Site, parts_of
-from tests.keycloak.server import REALM_FILE, Keycloak
+from tests.engine.cli.commands import wait_until
+from tests.keycloak.pages import Site, parts_of, run_hourly_task
+from tests.keycloak.server import FILE, GIVES, PATIENCE_SECONDS, Keycloak
 
 pytestmark = [pytest.mark.keycloak, pytest.mark.timeout(1800)]
-FILE: dict[str, Any] = json.loads(REALM_FILE.read_text())
 MACHINES = [client for client in FILE["clients"] if client.get("serviceAccountsEnabled")]
 ROLES = {user["serviceAccountClientId"]: set(user["realmRoles"]) for user in FILE["users"]}
-GIVES = {mapping["clientScope"]: set(mapping["roles"]) for mapping in FILE["scopeMappings"]}
 ORDERS = "/v1/orders"
-EXPIRE = [sys.executable, "-c", "from apps.transfers.workers import main; main()"]
 
 
 def detail(answer: httpx2.Response) -> str:
@@ -58,7 +52,7 @@ def find_route(scope: str, roles: set[str]) -> tuple[tuple[str, str], Right]:
 
 
 async def test_each_client_gets_the_scopes_and_roles_of_the_realm_file_and_no_other(keycloak: Keycloak) -> None:
-    verifier = Verifier(keycloak.issuer, "duly", JwksCache(keycloak.issuer))
+    verifier = Verifier(keycloak.issuer, "duly", JwksCache(keycloak.issuer, timeout_seconds=PATIENCE_SECONDS))
     for client in MACHINES:
         name, scopes = client["clientId"], client["optionalClientScopes"]
         all_of_them = await verifier.verify(keycloak.token(name, " ".join(scopes)))
@@ -225,14 +219,9 @@ def test_our_own_client_fetches_its_token_there(site: Site, keycloak: Keycloak, 
     if secret:
         keycloak.change_client("transfers-worker", secret=secret)
     held = secret or keycloak.secret("transfers-worker")
-    env = environment(
-        DULY_OIDC_ISSUER=keycloak.issuer, DULY_API_URL=site.url, DULY_CLIENT_ID="transfers-worker",
-        DULY_CLIENT_SECRET=held, DULY_LOG_FORMAT="json",
-    )  # fmt: skip
-    done = subprocess.run(EXPIRE, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert held not in done.stdout + done.stderr
-    wrong = {**env, "DULY_CLIENT_SECRET": "wrong"}
-    refused = subprocess.run(EXPIRE, env=wrong, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert refused.returncode == 1
-    assert "refused the client transfers-worker" in refused.stdout + refused.stderr
+    code, said = run_hourly_task(site, keycloak, held)
+    assert code == 0, said
+    assert held not in said
+    code, said = run_hourly_task(site, keycloak, "wrong")
+    assert code == 1
+    assert "refused the client transfers-worker" in said

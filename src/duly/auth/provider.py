@@ -37,14 +37,14 @@ async def fetch(
     form: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> tuple[int, bytes]:
-    """GET, or POST a form; the status and the body. The caller sets the time for everything together."""
+    """GET, or POST a form; the status and the body. The caller's time for everything together is the only limit."""
     async with client.stream(
         "GET" if form is None else "POST",
         url,
         data=form,
         headers={**HEADERS, **(headers or {})},
         follow_redirects=False,
-        timeout=TIMEOUT_SECONDS,
+        timeout=None,
     ) as response:
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             raise BadAnswer("the answer is compressed, which was not asked for")

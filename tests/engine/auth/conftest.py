@@ -22,6 +22,8 @@ from tests.engine.auth.provider import Provider, Reception, providing
 from tests.engine.http.serving import served
 
 Ask = Callable[..., Awaitable[httpx2.Response]]
+UNREACHED_SECONDS = 100.0
+"""For fetches that are answered: provider, api and callers share an event loop, and a busy machine slows them all."""
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -52,7 +54,7 @@ def wall() -> MovedClock:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def jwks(provider: Provider, clock: MovedClock) -> AsyncIterator[JwksCache]:
-    made = JwksCache(provider.issuer, now=clock, timeout_seconds=2)
+    made = JwksCache(provider.issuer, now=clock, timeout_seconds=UNREACHED_SECONDS)
     yield made
     await made.close()
 

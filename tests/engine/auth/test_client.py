@@ -19,6 +19,7 @@ from duly.auth.client import ServiceAuth, ServiceTokens
 from duly.errors import DulyError, Unauthenticated, Unavailable
 from duly.telemetry import configure_logging
 from tests.engine.auth.clock import MovedClock
+from tests.engine.auth.conftest import UNREACHED_SECONDS
 from tests.engine.auth.provider import Provider, fixed
 from tests.engine.http.serving import served
 
@@ -28,7 +29,7 @@ SECRET = "canary secret+/:%é"
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def tokens(provider: Provider, clock: MovedClock) -> AsyncIterator[ServiceTokens]:
-    made = ServiceTokens(provider.issuer, "wor:ker", SECRET, scope="a b", now=clock, timeout_seconds=2)
+    made = ServiceTokens(provider.issuer, "wor:ker", SECRET, scope="a b", now=clock, timeout_seconds=UNREACHED_SECONDS)
     yield made
     await made.close()
 

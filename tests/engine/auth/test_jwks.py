@@ -302,6 +302,16 @@ async def test_a_slow_provider_is_given_up(how: str, where: str, provider: Provi
     await jwks.close()
 
 
+async def test_an_answer_may_take_the_time_that_the_caller_gives(
+    jwks: JwksCache, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no second limit below it, for a part of the work, that would end a fetch sooner."""
+    monkeypatch.setattr("duly.auth.provider.TIMEOUT_SECONDS", 0.05)
+    provider.instead["keys"] = provider.held
+    asyncio.get_running_loop().call_later(0.3, provider.released.set)
+    assert await jwks.key("first")
+
+
 async def test_an_endless_answer_is_cut_off_while_it_comes(jwks: JwksCache, provider: Provider) -> None:
     sent = 0
 
