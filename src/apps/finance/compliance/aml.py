@@ -151,6 +151,7 @@ async def _flag(
 ) -> list[Case]:
     """Alerts and cases of those that have none, and what others hear of it."""
     paid = await payments.find_posted(tx, list(flagged))
+    posters = await ledger.find_posters(tx, list(flagged))
     rules = opening.rules_in_force()
 
     def tell(case: Case) -> AmlFlagged:
@@ -163,19 +164,25 @@ async def _flag(
         )  # fmt: skip
 
     new = [
-        _new_case(posted, decision, in_force, rules, paid.get(transaction_id))
+        _new_case(posted, decision, in_force, rules, paid.get(transaction_id), posters.get(transaction_id))
         for transaction_id, (posted, decision) in flagged.items()
     ]
     return await opening.open_cases(tx, Kind.AML, RULE_SET, new, tell)
 
 
 def _new_case(
-    posted: TransactionPosted, decision: Decision, in_force: decisions.InForce, rules: Rules, payment: Any
+    posted: TransactionPosted,
+    decision: Decision,
+    in_force: decisions.InForce,
+    rules: Rules,
+    payment: Any,
+    poster: str | None,
 ) -> NewCase:
+    """Whose money it is, for nobody judges his own: who initiated the payment, or posted it without one."""
     found = opening.describe(
         decision, in_force.trace(decision), rules, amount=Decimal(posted.amount), currency=posted.currency
     )
     return NewCase(
         payment_id=payment.id if payment else None, transaction_id=posted.transaction_id,
-        initiated_by=payment.initiated_by if payment else None, **found,
+        initiated_by=payment.initiated_by if payment else poster, **found,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -12,7 +13,8 @@ from apps.finance.ledger import service as ledger
 from apps.finance.ledger.model import Direction, NewEntry, Posting
 from duly.db import Database
 from duly.errors import Refused
-from tests.apps.finance.compliance.acting import APPROVE, REJECT, Office, open_customer
+from tests.apps.finance.compliance.acting import APPROVE, REJECT, ROLE, SCOPE, Office, open_customer
+from tests.apps.finance.ledger.acting import move
 from tests.apps.finance.payments.acting import do
 from tests.support import value
 
@@ -92,6 +94,35 @@ async def test_the_initiator_decides_nothing_about_what_the_payment_posted(offic
     await office.screen()
     case = office.case_of_transaction(str(value(office.dsn, "SELECT transaction_id FROM payments.payments")))
     assert (await office.ask("POST", f"/{case}/resolve", APPROVE, who="teller")).status_code == 403
+
+
+async def test_who_posted_money_decides_nothing_about_it(office: Office) -> None:
+    """Without a payment, too: alone, with others, or out of a hold; a bookkeeper may be an officer as well."""
+    ann, ben = office.payers.ann, office.payers.ben
+    headers = office.api.headers("olga", f"ledger:write {SCOPE}", "LEDGER_POSTER", ROLE)
+
+    async def send(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = await office.api.client.post(path, json=body, headers=headers)
+        assert answer.status_code == 201, answer.text
+        said: dict[str, Any] = answer.json()
+        return said
+
+    def new(amount: str, debit: UUID, credit: UUID) -> dict[str, Any]:
+        return {"reference": str(uuid4()), "entries": move(debit, credit, amount)}
+
+    one = (await send("/v1/transactions", new("51.00", ann, ben)))["id"]
+    many = await send("/v1/transactions/batch", {"transactions": [new("50.00", ben, ann), new("50.00", ann, ben)]})
+    hold = await send(f"/v1/accounts/{ben}/holds", {"amount": "50.00", "reference": "h"})
+    captured = (await send(f"/v1/holds/{hold['id']}/capture", {"toAccountId": str(ann), "reference": "c"}))["id"]
+    await office.screen()
+    posted = [one, *(each["id"] for each in many["transactions"]), captured]
+    for transaction in posted:
+        case = office.case_of_transaction(transaction)
+        answer = await office.ask("POST", f"/{case}/resolve", APPROVE)
+        assert (answer.status_code, answer.json()["type"]) == (403, f"{FORBIDDEN}own-payment")
+    assert (await office.queue(), len(await office.queue(who="otto"))) == ([], 4)
+    assert (await office.do(office.case_of_transaction(one), "resolve", APPROVE, who="otto"))["status"] == "RESOLVED"
+    office.check()
 
 
 async def test_reopening_drops_no_eyes(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
