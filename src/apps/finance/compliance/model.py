@@ -94,8 +94,8 @@ class Effect(StrEnum):
     HOLD_VOIDED = "HOLD_VOIDED"  # a held payment was rejected
     REVERSED = "REVERSED"  # what was posted was reversed, now
     ALREADY_REVERSED = "ALREADY_REVERSED"  # somebody had reversed it before
-    RETURNING = "RETURNING"  # the payment is called back; the ledger takes the money back later
-    MONEY_STAYS = "MONEY_STAYS"  # what was posted stays posted
+    RETURNING = "RETURNING"  # the payment is called back, or has failed; the ledger takes the money back later
+    MONEY_STAYS = "MONEY_STAYS"  # what was posted is posted, and nobody takes it back
     NOTHING_HELD = "NOTHING_HELD"  # the payment had ended before, and no money of it had moved
 
 

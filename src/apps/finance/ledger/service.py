@@ -49,6 +49,7 @@ from apps.finance.ledger.model import (
     ReferenceTaken,
     Transaction,
     TransactionNotFound,
+    TransactionStatus,
     UnknownAccount,
     at_path,
     check_posting,
@@ -217,6 +218,14 @@ async def reverse(tx: Tx, transaction_id: UUID, *, reason: str, posted_by: str |
 async def read_transaction(tx: Tx, transaction_id: UUID) -> Transaction:
     """One by its id, with its entries."""
     found = await store.find_transaction(tx, transaction_id)
+    if found is None:
+        raise TransactionNotFound(f"no transaction has the id {transaction_id}")
+    return found
+
+
+async def lock_transaction(tx: Tx, transaction_id: UUID) -> TransactionStatus:
+    """How it stands: nobody reverses it until the commit."""
+    found = await store.lock_transaction(tx, transaction_id)
     if found is None:
         raise TransactionNotFound(f"no transaction has the id {transaction_id}")
     return found

@@ -86,6 +86,7 @@ JOIN ledger.accounts a ON a.id = e.account_id
 WHERE t.id = :id
 ORDER BY e.line
 """)
+LOCK_TRANSACTION = text("SELECT ledger.lock_transaction(CAST(:id AS uuid))")
 FIND_POSTERS = text("""
 SELECT id, posted_by FROM ledger.transactions WHERE id = ANY(CAST(:ids AS uuid[])) AND posted_by IS NOT NULL
 """)
@@ -248,6 +249,12 @@ async def find_transaction(tx: Tx, transaction_id: UUID) -> Transaction | None:
         tuple(_entry({**row, "amount": row["line_amount"]}, head["id"], head["reference"]) for row in rows),
         head["reverses_id"], head["reversed_by_id"], head["hold_id"], head["reason"],
     )  # fmt: skip
+
+
+async def lock_transaction(tx: Tx, transaction_id: UUID) -> TransactionStatus | None:
+    """How it stands: nobody reverses it until the commit."""
+    found = (await tx.execute(LOCK_TRANSACTION, {"id": transaction_id})).scalar_one()
+    return TransactionStatus(found) if found is not None else None
 
 
 async def find_posters(tx: Tx, transaction_ids: Sequence[UUID]) -> dict[UUID, str]:

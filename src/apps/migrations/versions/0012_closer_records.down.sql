@@ -188,6 +188,7 @@ BEGIN
 END
 $$;
 
+DROP FUNCTION ledger.lock_transaction(uuid);
 DROP FUNCTION ledger.reverse(uuid, uuid, text, jsonb, boolean, text);
 DROP FUNCTION ledger.post(uuid[], text[], integer[], uuid[], numeric[], boolean[], jsonb, boolean, text, uuid, text, uuid,
                           boolean);

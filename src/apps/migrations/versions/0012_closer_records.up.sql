@@ -222,4 +222,9 @@ CREATE OR REPLACE FUNCTION ledger.reverse(
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$ SELECT * FROM ledger.reverse(original, new_id, new_reason, headers, notify, NULL::text) $$;
 
+-- How a transaction stands; until the commit nobody can reverse it.
+CREATE FUNCTION ledger.lock_transaction(wanted uuid) RETURNS text
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+AS $$ SELECT t.status FROM ledger.transactions t WHERE t.id = wanted FOR NO KEY UPDATE $$;
+
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA ledger FROM PUBLIC;

@@ -146,12 +146,13 @@ async def test_many_reopen_and_one_case_follows(office: Office) -> None:
     office.check()
 
 
+@pytest.mark.parametrize("decision", ["REJECT", "APPROVE"])
 @pytest.mark.parametrize("first", ["resolve", "reverse"])
-async def test_a_decision_and_a_bookkeepers_reversal(office: Office, wide: Database, first: str) -> None:
-    """F4, F10: there is one reversal, and the case says whose it was."""
+async def test_a_decision_and_a_bookkeepers_reversal(office: Office, wide: Database, first: str, decision: str) -> None:
+    """F4, F10: there is one reversal, and the case says whose it was; or that there was none when it was decided."""
     transaction, case = await office.flag()
     works: dict[str, Any] = {
-        "resolve": decide(case, "REJECT"),
+        "resolve": decide(case, decision),
         "reverse": lambda tx: ledger.reverse(tx, UUID(transaction), reason="typo"),
     }
     tasks = []
@@ -161,7 +162,8 @@ async def test_a_decision_and_a_bookkeepers_reversal(office: Office, wide: Datab
             await until_waiting(office.dsn, waiting)
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert not isinstance(ended[0], Exception), ended
-    assert office.effect(case) == ("REVERSED" if first == "resolve" else "ALREADY_REVERSED")
+    decided_first = {"REJECT": "REVERSED", "APPROVE": "MONEY_STAYS"}[decision]
+    assert office.effect(case) == (decided_first if first == "resolve" else "ALREADY_REVERSED")
     assert value(office.dsn, REVERSALS) == 1
     assert await office.payers.both() == ("100.00", "0.00")
     office.check()
