@@ -123,6 +123,11 @@ ASKED = {  # 400 accounts at their last entry, as a batch of 200 transactions as
     "versions": f"{spell([10] * 400)}::bigint[]",
     "moments": f"{spell(['2033-01-24'] * 400)}::timestamptz[]",
 }
+STRETCHES = {  # of the same
+    "accounts": ASKED["accounts"], "sides": f"{spell([-1] * 400)}::integer[]", "versions": ASKED["versions"],
+    "afters": f"{spell([0] * 400)}::bigint[]", "lasts": f"{spell([10] * 400)}::bigint[]",
+    "stretches": f"{spell(list(range(1, 401)))}::bigint[]", "places": f"{spell(list(range(400)))}::integer[]",
+}  # fmt: skip
 PKEY = {"cases_pkey"}
 
 
@@ -203,8 +208,14 @@ CASES: dict[str, tuple[TextClause, dict[str, str], set[str], int, int]] = {
     "held payments without a case": (
         payments.LOCK_HELD, {"ids": numbered(500)}, {"payments_pkey", "payments_open", "payments_state"}, 5, 2_500,
     ),
+    "where windows begin": (
+        store_flows.LOCATE_FLOWS, {**ASKED, "most": "20000"}, {"accounts_pkey", "accounts_terms_are_kept"}, 400, 30_000,
+    ),
+    "where windows of busy accounts begin": (
+        store_flows.LOCATE_FLOWS, {**ASKED, "most": "5"}, {"accounts_pkey", "accounts_terms_are_kept"}, 400, 30_000,
+    ),
     "what moved before": (
-        store_flows.READ_FLOWS, {**ASKED, "most": "20000"},
+        store_flows.READ_FLOWS, STRETCHES,
         {"accounts_pkey", "accounts_terms_are_kept", "entries_pkey", "transactions_pkey"}, 400, 30_000,
     ),
     "whom it went to": (

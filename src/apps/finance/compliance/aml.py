@@ -65,7 +65,8 @@ async def screen(tx: Tx, events: Sequence[Event]) -> list[Case]:
     facts = await gather(tx, screened, in_force.names)
     failpoint("handler.mid")
     questions = [
-        decisions.Question(given, str(one.posted.transaction_id)) for one, given in zip(screened, facts, strict=True)
+        decisions.Question(given, str(one.posted.transaction_id), one.posted.posted_at)
+        for one, given in zip(screened, facts, strict=True)
     ]
     decided = await decisions.evaluate_many(tx, in_force, questions)
     flagged = {

@@ -64,7 +64,7 @@ F = TypeVar("F", Account, Balance)
 EXPIRE_HOLD = "ledger.expire-hold"
 HOLDS_KEPT_DAYS = 400
 FORGET_LIMIT = 10_000  # in one commit
-MOST_FLOW_ENTRIES = 20_000  # of one account, read for all questions about it
+MOST_FLOW_ENTRIES = 20_000  # of one account in one window
 MOST_RECEIVER_ENTRIES = 500
 
 REFUSALS: dict[str, Callable[[], DulyError]] = {
@@ -237,7 +237,7 @@ async def find_posters(tx: Tx, transaction_ids: Sequence[UUID]) -> dict[UUID, st
 
 
 async def read_flows(tx: Tx, asked: Sequence[FlowQuestion], *, most: int = MOST_FLOW_ENTRIES) -> list[Flow]:
-    """What moved on each account over windows that end at one of its entries, as it was then; one statement."""
+    """What moved on each account over windows that end at one of its entries, as it was then, by whoever asks."""
     return await store_flows.read_flows(tx, asked, most=most) if asked else []
 
 

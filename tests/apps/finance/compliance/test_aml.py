@@ -152,6 +152,28 @@ async def test_facts_are_of_the_events_own_moment(ready: Database, dsn: str, clo
     assert [facts_of(dsn, one)["moved24h"] for one in posted] == ["10.00", "30.00", "60.00"]
     assert [facts_of(dsn, one)["moved1h"] for one in posted] == ["10.00", "20.00", "30.00"]
     assert [facts_of(dsn, one)["received24h"] for one in posted] == ["10.00", "30.00", "60.00"]
+    assert all(facts_of(dsn, one)["now"] == facts_of(dsn, one)["postedAt"] for one in posted)
+
+
+async def test_facts_do_not_depend_on_the_batch(
+    ready: Database, dsn: str, monkeypatch: pytest.MonkeyPatch, clock: BusinessClock
+) -> None:
+    """At the limit of what is read: alone, with those after it, or with all; the last is too many in any company."""
+    real = ledger.read_flows
+    monkeypatch.setattr(ledger, "read_flows", lambda tx, asked: real(tx, asked, most=4))
+    one, two = [await do(ready, open_customer) for _ in range(2)]
+    for _ in range(5):
+        await do(ready, lambda tx: post(tx, one, two, "1.00"))
+        clock.advance(minutes=1)
+    found = await events_of(ready, dsn)
+    seen = []
+    for batch in ([[each] for each in found], [found[:3], found[3:]], [found]):
+        rows(dsn, "DELETE FROM decisions.log")
+        for some in batch:
+            await do(ready, partial(aml.screen, events=some))
+        seen.append([facts_of(dsn, each.aggregate_id) for each in found])
+    assert seen[0] == seen[1] == seen[2]
+    assert [facts.get("moved1h") for facts in seen[0]] == ["1.00", "2.00", "3.00", "4.00", None]
 
 
 async def test_windows_end_where_they_should(ready: Database, dsn: str, clock: BusinessClock) -> None:
