@@ -246,11 +246,15 @@ class Transaction:
 
 @dataclass(frozen=True)
 class FlowQuestion:
-    """What is asked of an account: how much moved until this entry of it, which is of this moment."""
+    """What is asked of an account: how much moved until this entry of it, which is of this moment.
+
+    ``most`` is in how many entries, where that is fewer than for anybody.
+    """
 
     account_id: UUID
     version: int
     at: datetime
+    most: int = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -265,13 +269,8 @@ class Moved:
 
 @dataclass(frozen=True)
 class Flow:
-    """The side of an account, whether it is owed to a customer, and what moved by window.
+    """What moved by window; None where there was more than is read."""
 
-    None where there was more than is read.
-    """
-
-    side: int
-    is_customers: bool
     windows: Mapping[str, Moved | None]
 
 

@@ -111,6 +111,11 @@ async def read_account(tx: Tx, account_id: UUID) -> Account:
     return _found(await store.find_account(tx, account_id), account_id)
 
 
+async def find_types(tx: Tx, account_ids: Sequence[UUID]) -> dict[UUID, AccountType]:
+    """Of what kind each is; that never changes."""
+    return await store.find_types(tx, account_ids) if account_ids else {}
+
+
 async def list_accounts(tx: Tx, *, before: UUID | None = None, limit: int = 50) -> tuple[list[Account], UUID | None]:
     """A page, the newest first, and where the next one begins."""
     found = await store.list_accounts(tx, before=before, limit=limit + 1)

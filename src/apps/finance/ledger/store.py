@@ -86,6 +86,7 @@ JOIN ledger.accounts a ON a.id = e.account_id
 WHERE t.id = :id
 ORDER BY e.line
 """)
+FIND_TYPES = text("SELECT id, type FROM ledger.accounts WHERE id = ANY(CAST(:ids AS uuid[]))")
 LOCK_TRANSACTION = text("SELECT ledger.lock_transaction(CAST(:id AS uuid))")
 FIND_POSTERS = text("""
 SELECT id, posted_by FROM ledger.transactions WHERE id = ANY(CAST(:ids AS uuid[])) AND posted_by IS NOT NULL
@@ -142,6 +143,11 @@ async def find_account(tx: Tx, account_id: UUID) -> Account | None:
     """One by its id."""
     row = (await tx.execute(_ACCOUNTS.where(accounts.c.id == account_id))).mappings().one_or_none()
     return _account(row) if row else None
+
+
+async def find_types(tx: Tx, account_ids: Sequence[UUID]) -> dict[UUID, AccountType]:
+    """Of what kind each is."""
+    return {row[0]: AccountType(row[1]) for row in await tx.execute(FIND_TYPES, {"ids": list(account_ids)})}
 
 
 async def list_accounts(tx: Tx, *, before: UUID | None, limit: int) -> list[Account]:

@@ -22,18 +22,18 @@ MOST_AT_ONCE = 200_000  # entries that one statement sums up
 # do: so few entries follow that no window can have too many. Only for a busy one it is looked up exactly.
 LOCATE_FLOWS = text("""
 WITH asked AS MATERIALIZED (
-    SELECT q.place, q.account_id, q.version, q.moment
-    FROM unnest(CAST(:accounts AS uuid[]), CAST(:versions AS bigint[]), CAST(:moments AS timestamptz[]))
-         WITH ORDINALITY AS q(account_id, version, moment, place)
+    SELECT q.place, q.account_id, q.version, q.moment, q.most
+    FROM unnest(CAST(:accounts AS uuid[]), CAST(:versions AS bigint[]), CAST(:moments AS timestamptz[]),
+                CAST(:mosts AS bigint[])) WITH ORDINALITY AS q(account_id, version, moment, most, place)
 ), spans AS MATERIALIZED (
-    SELECT s.account_id, b.side, b.type = 'LIABILITY' AS is_customers, f.version AS first,
-           s.last - f.version > CAST(:most AS bigint) AS is_busy
-    FROM (SELECT account_id, max(version) AS last, min(moment) AS earliest FROM asked GROUP BY 1) AS s
+    SELECT s.account_id, b.side, f.version AS first, s.last - f.version > s.fewest AS is_busy
+    FROM (SELECT account_id, max(version) AS last, min(moment) AS earliest, min(most) AS fewest
+          FROM asked GROUP BY 1) AS s
     JOIN ledger.accounts b ON b.id = s.account_id
     CROSS JOIN LATERAL ledger.find_entry_at(
         s.account_id, s.earliest - interval '168 hours' - interval '1 microsecond') AS f
 )
-SELECT s.side, s.is_customers,
+SELECT s.side,
        CASE WHEN s.is_busy THEN (SELECT f.version FROM ledger.find_entry_at(
            q.account_id, q.moment - interval '1 hour' - interval '1 microsecond') AS f) ELSE s.first END AS hour,
        CASE WHEN s.is_busy THEN (SELECT f.version FROM ledger.find_entry_at(
@@ -131,38 +131,39 @@ class _Stretch:
 
 async def read_flows(tx: Tx, asked: Sequence[FlowQuestion], *, most: int) -> list[Flow]:
     """An answer to each question, the same alone and among others: two statements, or a few more for a lot to read."""
-    located = (await tx.execute(LOCATE_FLOWS, _values(asked, most))).mappings().all()
+    mosts = [min(one.most, most) for one in asked]
+    located = (await tx.execute(LOCATE_FLOWS, _values(asked) | {"mosts": mosts})).mappings().all()
     found: dict[int, Any] = {}
-    for some in _portions(_find_stretches(asked, located, most=most)):
+    for some in _portions(_find_stretches(asked, located, mosts)):
         found |= {row["place"]: row for row in (await tx.execute(READ_FLOWS, _read_values(asked, some))).mappings()}
     return [
-        _flow(one, where, found.get(place), most=most)
-        for place, (one, where) in enumerate(zip(asked, located, strict=True))
+        _flow(one, where, found.get(place), most)
+        for place, (one, where, most) in enumerate(zip(asked, located, mosts, strict=True))
     ]
 
 
 async def count_receivers(tx: Tx, asked: Sequence[FlowQuestion], *, most: int) -> list[int | None]:
     """To how many accounts the money of each went; None where that is more than is counted."""
-    return [row[0] for row in await tx.execute(COUNT_RECEIVERS, _values(asked, most))]
+    return [row[0] for row in await tx.execute(COUNT_RECEIVERS, _values(asked) | {"most": most})]
 
 
-def _values(asked: Sequence[FlowQuestion], most: int) -> dict[str, Any]:
+def _values(asked: Sequence[FlowQuestion]) -> dict[str, Any]:
     return {
         "accounts": [one.account_id for one in asked], "versions": [one.version for one in asked],
-        "moments": [one.at for one in asked], "most": most,
+        "moments": [one.at for one in asked],
     }  # fmt: skip
 
 
-def _can_read(one: FlowQuestion, before: int, *, most: int) -> bool:
+def _can_read(one: FlowQuestion, before: int, most: int) -> bool:
     """Whether a window that begins behind this entry has few enough of them: a matter of the question alone."""
     return one.version - before <= most
 
 
-def _find_stretches(asked: Sequence[FlowQuestion], located: Sequence[Any], *, most: int) -> list[_Stretch]:
+def _find_stretches(asked: Sequence[FlowQuestion], located: Sequence[Any], mosts: Sequence[int]) -> list[_Stretch]:
     """What has to be read: what overlaps is read once, and what lies between is not read."""
     wanted = []
-    for place, (one, where) in enumerate(zip(asked, located, strict=True)):
-        befores = [where[name] for name in WINDOWS if _can_read(one, where[name], most=most)]
+    for place, (one, where, most) in enumerate(zip(asked, located, mosts, strict=True)):
+        befores = [where[name] for name in WINDOWS if _can_read(one, where[name], most)]
         if befores:
             wanted.append((one.account_id, min(befores), one.version, where["side"], place))
     found: list[_Stretch] = []
@@ -197,11 +198,11 @@ def _read_values(asked: Sequence[FlowQuestion], some: Sequence[_Stretch]) -> dic
     }  # fmt: skip
 
 
-def _flow(one: FlowQuestion, where: Any, row: Any, *, most: int) -> Flow:
+def _flow(one: FlowQuestion, where: Any, row: Any, most: int) -> Flow:
     windows = {
         name: Moved(*(int(row[f"{name}_{part}"]) for part in ("outs", "out_sum", "ins", "in_sum")))
-        if row is not None and _can_read(one, where[name], most=most)
+        if row is not None and _can_read(one, where[name], most)
         else None
         for name in WINDOWS
     }
-    return Flow(where["side"], where["is_customers"], windows)
+    return Flow(windows)

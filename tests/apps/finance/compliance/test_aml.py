@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from apps.finance.compliance import aml
 from apps.finance.decisions import service as decisions
 from apps.finance.ledger import service as ledger
-from apps.finance.ledger.model import AccountType, Direction, NewEntry, Posting
+from apps.finance.ledger.events import TransactionPosted
+from apps.finance.ledger.model import AccountType, Direction, FlowQuestion, NewEntry, Posting
 from apps.wiring import app
 from duly.db import Database
 from duly.jobs.worker import Worker
@@ -219,6 +221,61 @@ async def test_customers_are_measured_and_not_the_cash(ready: Database, dsn: str
     paid = facts_of(dsn, fee)
     assert (paid["moved24h"], paid["received24h"], paid["fromAccount"]) == ("1.00", "0.00", str(two))
     assert paid["toAccount"] == str(fees)
+
+
+async def test_nothing_is_read_of_the_cash(ready: Database, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entries are everybody's, and no fact is about them; but where only the house takes part, they are its own."""
+    asked: list[FlowQuestion] = []
+    for name in ("read_flows", "count_receivers"):
+        real = getattr(ledger, name)
+        monkeypatch.setattr(ledger, name, lambda tx, given, real=real: asked.extend(given) or real(tx, given))
+    cash, fees = [
+        await do(ready, partial(open_customer, kind=kind)) for kind in (AccountType.ASSET, AccountType.INCOME)
+    ]
+    customers = [await do(ready, open_customer) for _ in range(3)]
+    for one in customers:
+        await do(ready, partial(post, debit=cash, credit=one, amount="7.00"))
+    await screen(ready)
+    assert {one.account_id for one in asked} == set(customers)
+    asked.clear()
+    await do(ready, lambda tx: post(tx, cash, fees, "1.00"))
+    await screen(ready)
+    assert {one.account_id for one in asked} == {cash, fees}
+
+
+async def test_nothing_of_the_past_is_read_while_no_rule_asks_for_it(
+    office: Office, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    with monkeypatch.context() as patched:
+        for name in ("read_flows", "count_receivers"):
+            patched.setattr(ledger, name, lambda *_given, name=name: asked.append(name))
+        transaction, _ = await office.flag("50.00")
+    facts = facts_of(office.dsn, transaction)
+    assert (asked, facts["fromAccount"]) == ([], str(office.payers.ann))
+    assert not {name for name in facts if name in aml.MEASURED_NAMES | {aml.RECEIVERS}}
+    await add_rule(db, {"field": "receipts1h", "op": "gt", "value": 100})
+    transaction, _ = await office.flag("50.00")
+    facts = facts_of(office.dsn, transaction)
+    assert set(facts) >= aml.MEASURED_NAMES
+    assert aml.RECEIVERS not in facts
+
+
+async def test_customers_of_one_transaction_share_what_is_read_for_it(ready: Database, dsn: str) -> None:
+    """However many events there are, a batch reads no more than so much for each; two customers have all of theirs."""
+    accounts = [await do(ready, open_customer) for _ in range(5)]
+    cash = await do(ready, lambda tx: open_customer(tx, kind=AccountType.ASSET))
+
+    def legs(debit: UUID, credits: Sequence[UUID]) -> list[NewEntry]:
+        given = [NewEntry(one, Decimal(1), Direction.CREDIT) for one in credits]
+        return [NewEntry(debit, Decimal(len(credits)), Direction.DEBIT), *given]
+
+    for entries in (legs(accounts[0], accounts[1:2]), legs(cash, accounts[:1]), legs(accounts[0], accounts[1:])):
+        await do(ready, partial(ledger.post, posting=Posting(str(uuid4()), entries)))
+    posted = [one.body(TransactionPosted) for one in await events_of(ready, dsn)]
+    found = await do(ready, partial(aml._read, posted=posted))
+    assert [{leg.question.most for leg in one.legs} for one in found] == [{20_000}, {20_000}, {8_000}]
+    assert ledger.MOST_FLOW_ENTRIES * 2 == aml.MOST_ENTRIES
 
 
 async def test_receivers_are_counted_once_each(ready: Database, dsn: str, clock: BusinessClock) -> None:
