@@ -83,7 +83,6 @@ class CaseResolved(EventBody, type="compliance.case.resolved", topic=TOPIC, aggr
     model_config = CAMEL
     case_id: UUID
     decision: str
-    reason_code: str
     effect: str
     payment_id: UUID | None
     transaction_id: UUID | None

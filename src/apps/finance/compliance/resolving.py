@@ -171,7 +171,7 @@ def _said(proposal: Proposal) -> dict[str, Any]:
 
 def _fact(case: Case, resolution: Resolution) -> events.CaseResolved:
     return events.CaseResolved(
-        case_id=case.id, decision=resolution.decision.value, reason_code=resolution.reason_code.value,
-        effect=resolution.effect.value, payment_id=case.payment_id, transaction_id=case.transaction_id,
-        resolved_by=resolution.by, confirmed_by=resolution.confirmed_by,
+        case_id=case.id, decision=resolution.decision.value, effect=resolution.effect.value,
+        payment_id=case.payment_id, transaction_id=case.transaction_id, resolved_by=resolution.by,
+        confirmed_by=resolution.confirmed_by,
     )  # fmt: skip
