@@ -226,9 +226,16 @@ async def test_customers_are_measured_and_not_the_cash(ready: Database, dsn: str
 async def test_nothing_is_read_of_the_cash(ready: Database, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its entries are everybody's, and no fact is about them; but where only the house takes part, they are its own."""
     asked: list[FlowQuestion] = []
+
+    def noting(real: Any) -> Any:
+        def note(tx: Any, given: Sequence[FlowQuestion]) -> Any:
+            asked.extend(given)
+            return real(tx, given)
+
+        return note
+
     for name in ("read_flows", "count_receivers"):
-        real = getattr(ledger, name)
-        monkeypatch.setattr(ledger, name, lambda tx, given, real=real: asked.extend(given) or real(tx, given))
+        monkeypatch.setattr(ledger, name, noting(getattr(ledger, name)))
     cash, fees = [
         await do(ready, partial(open_customer, kind=kind)) for kind in (AccountType.ASSET, AccountType.INCOME)
     ]

@@ -70,8 +70,8 @@ async def test_it_counts_what_a_loop_counts(db: Database, dsn: str, clock: Busin
                 mine = entries[question.account_id]
                 is_short = sum(1 for number, moment, _, _ in mine if number <= question.version
                                and moment >= question.at - window) <= most  # fmt: skip
-                expected = count(mine, question.version, question.at, window) if is_short else None
-                assert flow.windows[name] == expected, (question, name, most)
+                known_window = count(mine, question.version, question.at, window) if is_short else None
+                assert flow.windows[name] == known_window, (question, name, most)
                 known += is_short
         assert 0 < known < 3 * len(asked)
 
@@ -98,9 +98,14 @@ async def test_what_lies_between_questions_is_not_read(
     db: Database, dsn: str, clock: BusinessClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an event that was held up, and one of today: two stretches, and nothing of the weeks in between."""
-    seen: list[list[Any]] = []
+    seen: list[Any] = []
     real = store_flows._portions
-    monkeypatch.setattr(store_flows, "_portions", lambda found: real(seen.append(found) or found))
+
+    def note(found: Sequence[Any]) -> Any:
+        seen.extend(found)
+        return real(found)
+
+    monkeypatch.setattr(store_flows, "_portions", note)
     one, two = [await do(db, open_customer) for _ in range(2)]
     for _ in range(9):
         await do(db, lambda tx: post(tx, one, two, "5.00"))
@@ -109,7 +114,7 @@ async def test_what_lies_between_questions_is_not_read(
     asked = [FlowQuestion(one, version, moment) for version, moment, _, _ in (known[1], known[8])]
     found = await do(db, partial(ledger.read_flows, asked=asked, most=3))
     assert [flow.windows["week"] for flow in found] == [Moved(2, 1000, 0, 0)] * 2
-    assert [(each.after, each.last) for each in seen[0]] == [(0, 2), (7, 9)]
+    assert [(each.after, each.last) for each in seen] == [(0, 2), (7, 9)]
 
 
 async def test_nothing_is_asked_about_nothing(db: Database) -> None:
