@@ -141,7 +141,7 @@ def opening(number: int) -> dict[str, str]:
         "outcomes": ("text", "REVIEW"), "severitys": ("text", "LOW"), "factss": ("text", "{}"),
         "matcheds": ("text", "[]"), "incompletes": ("text", "[]"), "traces": ("text", "[]"),
         "amounts": ("bigint", 6000), "currencys": ("text", "PLN"), "initiators": ("text", "teller"),
-        "needs_twos": ("boolean", "false"), "hourss": ("integer", 4),
+        "needs_twos": ("boolean", "false"), "hourss": ("integer", 4), "latests": ("timestamptz", None),
     }  # fmt: skip
     ids = ("alert_ids", "case_ids", "transaction_ids")
     return {

@@ -17,6 +17,7 @@ from apps.finance.ledger import service as ledger
 from apps.finance.ledger.events import TransactionPosted
 from apps.finance.ledger.model import AccountType, Direction, FlowQuestion, NewEntry, Posting
 from apps.wiring import app
+from duly import Tx
 from duly.db import Database
 from duly.jobs.worker import Worker
 from duly.messages import Event
@@ -168,14 +169,16 @@ async def test_facts_do_not_depend_on_the_batch(
         await do(ready, lambda tx: post(tx, one, two, "1.00"))
         clock.advance(minutes=1)
     found = await events_of(ready, dsn)
+
+    async def gather(tx: Tx, some: Sequence[Event]) -> list[dict[str, Any]]:
+        screened = await aml._read(tx, [one.body(TransactionPosted) for one in some])
+        return await aml.gather(tx, screened, aml.MEASURED_NAMES)
+
     seen = []
-    for batch in ([[each] for each in found], [found[:3], found[3:]], [found]):
-        rows(dsn, "DELETE FROM decisions.log")
-        for some in batch:
-            await do(ready, partial(aml.screen, events=some))
-        seen.append([facts_of(dsn, each.aggregate_id) for each in found])
+    for batches in ([[each] for each in found], [found[:3], found[3:]], [found]):
+        seen.append([facts for some in batches for facts in await do(ready, partial(gather, some=some))])
     assert seen[0] == seen[1] == seen[2]
-    assert [facts.get("moved1h") for facts in seen[0]] == ["1.00", "2.00", "3.00", "4.00", None]
+    assert [facts.get("transactions1h") for facts in seen[0]] == [1, 2, 3, 4, None]
 
 
 async def test_windows_end_where_they_should(ready: Database, dsn: str, clock: BusinessClock) -> None:
