@@ -174,9 +174,10 @@ async def test_facts_do_not_depend_on_the_batch(
         screened = await aml._read(tx, [one.body(TransactionPosted) for one in some])
         return await aml.gather(tx, screened, aml.MEASURED_NAMES)
 
-    seen = []
-    for batches in ([[each] for each in found], [found[:3], found[3:]], [found]):
-        seen.append([facts for some in batches for facts in await do(ready, partial(gather, some=some))])
+    seen = [
+        [facts for some in batches for facts in await do(ready, partial(gather, some=some))]
+        for batches in ([[each] for each in found], [found[:3], found[3:]], [found])
+    ]
     assert seen[0] == seen[1] == seen[2]
     assert [facts.get("transactions1h") for facts in seen[0]] == [1, 2, 3, 4, None]
 

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import httpx2
 import pytest
 
 from apps.finance.kyc import service
-from apps.finance.kyc.gateways import HOSTS_VARIABLE, URL_VARIABLE, NoProvider, Opening, _is_page, find_callback_url
+from apps.finance.kyc.gateways import (
+    HOSTS_VARIABLE,
+    URL_VARIABLE,
+    NoProvider,
+    Opening,
+    _is_page,
+    check_addresses,
+    find_callback_url,
+    find_hosted_url,
+)
 from apps.finance.kyc.gateways import HttpProvider as Gateway
 from apps.sandbox import identity
 from apps.sandbox.identity import Behaviour
+from duly.cli.process import build_api
 from duly.db import Database
+from duly.errors import Refused
 from duly.settings import Settings
 from tests.apps.finance.kyc.acting import Desk, facts_of, subjects_of
 from tests.apps.finance.ledger.acting import refused
@@ -302,6 +315,36 @@ def test_a_provider_is_told_where_to_call(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("KYC_CALLBACK_URL", "http://duly.example/v1/webhooks/kyc")
     with pytest.raises(NoProvider):
         find_callback_url("sandbox", Settings(env="production"))
+
+
+PRODUCTION: dict[str, Any] = {
+    "env": "production", "oidc_issuer": "https://id.example.com/realms/main", "oidc_client_id": "c",
+    "oidc_client_secret": "s", "host": "127.0.0.1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variable", ["KYC_HOSTED_URL", "KYC_CALLBACK_URL", URL_VARIABLE])
+@pytest.mark.parametrize("given", ["http://duly.example/start", "duly.example", "https://a:b@duly.example"])
+async def test_in_production_a_wrong_address_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, db: Database, tmp_path: Path, variable: str, given: str
+) -> None:
+    """The address that people get holds a secret: it goes to nobody over http, and not only from the first check on."""
+    from apps.wiring import app
+
+    monkeypatch.setenv(variable, given)
+    with pytest.raises(Refused, match=variable):
+        build_api(db, [], Settings(data=tmp_path, **PRODUCTION), app, port=1)
+
+
+def test_people_get_an_address_over_https_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(env="production")
+    check_addresses(settings)  # nothing is set, and nobody is checked
+    with pytest.raises(NoProvider, match="KYC_HOSTED_URL"):
+        find_hosted_url(settings)
+    monkeypatch.setenv("KYC_HOSTED_URL", "https://duly.example/start/")
+    check_addresses(settings)
+    assert find_hosted_url(settings) == "https://duly.example/start"
+    assert find_hosted_url(Settings(env="production", api_url="https://api.example/")) == "https://duly.example/start"
 
 
 async def test_the_sandbox_is_not_served_in_production() -> None:
