@@ -152,6 +152,7 @@ class UnmatchedView(_View):
     client_ref: UUID | None
     session_ref: str | None
     status: str | None
+    evidence_ref: str | None
     problem: str
     session_id: UUID | None
     received_at: datetime

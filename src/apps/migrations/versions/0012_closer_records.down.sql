@@ -1,3 +1,6 @@
+DROP INDEX kyc.unmatched_open_of_session;
+ALTER TABLE kyc.unmatched_callbacks DROP COLUMN evidence_ref;
+
 -- As they were in 0006; what was sealed with who posted can no longer be verified.
 CREATE OR REPLACE FUNCTION ledger.post(
     new_ids uuid[], new_references text[], of_transaction integer[], line_accounts uuid[], line_amounts numeric[],

@@ -1,4 +1,4 @@
-"""The journal says who posted, and its seals cover it."""
+"""The journal says who posted, its seals cover it, and evidence that came too late is kept."""
 
 from __future__ import annotations
 

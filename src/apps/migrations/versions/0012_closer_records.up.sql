@@ -228,3 +228,10 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_s
 AS $$ SELECT t.status FROM ledger.transactions t WHERE t.id = wanted FOR NO KEY UPDATE $$;
 
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA ledger FROM PUBLIC;
+
+-- Of an approval that came too late, where the evidence is: a person who looks into it needs that.
+ALTER TABLE kyc.unmatched_callbacks ADD COLUMN evidence_ref text,
+    ADD CONSTRAINT unmatched_evidence_is_opaque CHECK (evidence_ref ~ '^([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(ev|evd|evidence|chk|check|ver|ref|rep|report|ses|session|kyc)[-_][0-9a-f]{24,64})$');
+-- Whether another callback of the same session, or of none, still waits for somebody.
+CREATE INDEX unmatched_open_of_session ON kyc.unmatched_callbacks
+    (provider, coalesce(session_id, '00000000-0000-0000-0000-000000000000'::uuid)) WHERE dismissed_at IS NULL;
