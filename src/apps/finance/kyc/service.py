@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import secrets
 from collections.abc import Collection
 from dataclasses import replace
@@ -30,8 +29,10 @@ from apps.finance.kyc.model import (
     UnknownProvider,
     Verdict,
     has_run_out,
+    hash_token,
     hear,
     is_opaque,
+    opens,
 )
 from duly import Tx, cancel, emit, schedule
 from duly.errors import Fault
@@ -54,24 +55,31 @@ FACTS: dict[Status, type[EventBody]] = {
 # -- beginning -------------------------------------------------------------------------------------------------------
 
 
-async def create_session(tx: Tx, *, user_id: str, provider: str, by: str, known: Collection[str]) -> Session:
-    """A session that expires by itself, whether or not anybody ever comes, or the provider ever answers (F8)."""
+async def create_session(
+    tx: Tx, *, user_id: str, provider: str, by: str, known: Collection[str]
+) -> tuple[Session, str]:  # fmt: skip
+    """A session that expires by itself, whether or not anybody ever comes, or the provider ever answers (F8).
+
+    With the token that opens its page, this once: it is not kept.
+    """
     if provider not in known:
         refused = UnknownProvider("no provider of this name is plugged in")
         refused.faults = (Fault("body", "$.providerId", "name a provider that is plugged in, or leave it out"),)
         raise refused
     token = secrets.token_urlsafe(TOKEN_BYTES)
-    session = await store.insert_session(tx, user_id=user_id, provider=provider, by=by, token=token, window=WINDOW)
+    session = await store.insert_session(
+        tx, user_id=user_id, provider=provider, by=by, token=hash_token(token), window=WINDOW
+    )
     failpoint("handler.mid")
     await schedule(tx, EXPIRE, session.id, session.expires_at)
     await emit(tx, _fact(session))
-    return session
+    return session, token
 
 
 async def begin_opening(tx: Tx, session_id: UUID, *, token: str) -> tuple[Session, timedelta]:
     """The session that somebody came for, and how long it has; SessionNotFound also for a wrong token."""
     found = await store.lock_session(tx, session_id)
-    if found is None or not hmac.compare_digest(found.session.token.encode(), token.encode("utf-8", "replace")):
+    if found is None or not opens(found.session, token):
         raise SessionNotFound("there is no such page")
     session = await _expire_if_over(tx, found)
     return session, max(session.expires_at - found.now, timedelta(0))

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import httpx2
+import psycopg
 import pytest
 
 from apps.finance.kyc import service
@@ -50,7 +51,7 @@ async def test_a_person_is_checked_from_beginning_to_end(desk: Desk, dsn: str) -
     assert "APPROVED" in done.text
     found = await desk.read(made["sessionId"])
     (check,) = desk.provider.checks.values()
-    assert (found["status"], found["evidenceRef"], found["hostedUrl"]) == ("APPROVED", check.evidence, None)
+    assert (found["status"], found["evidenceRef"]) == ("APPROVED", check.evidence)
     assert [line["cause"] for line in found["history"]] == ["create", "open", "callback"]
     assert facts_of(dsn, made["sessionId"]) == ["kyc.session.created", "kyc.session.approved"]
     assert value(dsn, JOBS) == 0, "the timer is withdrawn"
@@ -242,6 +243,37 @@ async def test_old_sessions_are_forgotten_and_open_ones_are_not(desk: Desk, dsn:
     await desk.run()
     assert rows(dsn, "SELECT id::text FROM kyc.sessions") == [(fresh,)]
     assert value(dsn, "SELECT count(*) FROM kyc.history") == 1
+
+
+async def test_what_opens_the_page_is_told_once_and_kept_nowhere(desk: Desk, dsn: str) -> None:
+    """Neither in lists nor in what is read later, nor in the database: there is a digest, which opens nothing."""
+    answer = await desk.try_create({"userId": "user-1"})
+    made = answer.json()
+    token = made["hostedUrl"].rpartition("/")[2]
+    reads = [await desk.api.client.get(f"/v1/kyc/sessions{path}", headers=desk.headers)
+             for path in ("", f"/{made['sessionId']}", "?userId=user-1", "?status=PENDING")]  # fmt: skip
+    for one in reads:
+        assert one.status_code == 200
+        assert made["sessionId"] in one.text
+        assert token not in one.text
+        assert "hostedUrl" not in one.text
+    assert {one.headers["cache-control"] for one in (answer, *reads)} == {"no-store"}
+    tables = ("kyc.sessions", "kyc.history", "duly.outbox", "duly.events", "duly.jobs", "duly.audit")
+    assert token not in str([rows(dsn, f"SELECT t::text FROM {table} t") for table in tables])
+    kept = value(dsn, "SELECT token FROM kyc.sessions")
+    assert (await desk.api.client.get(f"/v1/kyc/start/{made['sessionId']}/{kept}")).status_code == 404
+    assert await desk.start(made)
+
+
+async def test_a_session_of_the_release_before_can_be_begun(desk: Desk, dsn: str) -> None:
+    """It kept tokens as they are; for the day that such a session lasts, they open it."""
+    made = await desk.create()
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SET session_replication_role = replica")
+        connection.execute("UPDATE kyc.sessions SET token = repeat('t', 32)")
+    path = f"/v1/kyc/start/{made['sessionId']}"
+    assert (await desk.api.client.get(f"{path}/{'t' * 31}")).status_code == 404
+    assert (await desk.api.client.get(f"{path}/{'t' * 32}")).status_code == 303
 
 
 @pytest.mark.parametrize("token", ["x", "", "../../healthz", "\N{SNOWMAN}" * 20])
