@@ -17,6 +17,8 @@ from duly.errors import Conflict, Forbidden, Invalid, NotFound, Refused
 SYSTEM = "system"
 MOST_LINES = 1_000
 """Of a timeline, before comments, evidence and reassignments are refused; how a case ends can always be written."""
+MOST_PROPOSAL_LINES = 1_200
+"""Before a proposal can no longer be refused: one that is made then stands until somebody else confirms it."""
 LONGEST_REFERENCE = 200
 ANY_CURRENCY = "*"
 DEFAULT_FOUR_EYES = "*=15000"
@@ -385,7 +387,7 @@ def check_decide(case: Case, *, actor: str) -> None:
 
 
 def propose(case: Case, proposal: Proposal) -> Case:
-    """One officer has decided; a second one is needed."""
+    """One officer has decided; a second one is needed. There is always room for it: one that stands is the last."""
     return replace(case, status=Status.PROPOSED, proposal=proposal, needs_two=True)
 
 
@@ -406,6 +408,8 @@ def refuse(case: Case, *, actor: str) -> Case:
     check_open(case, actor)
     if case.proposal is None:
         raise NothingProposed("no decision is proposed")
+    if case.version >= MOST_PROPOSAL_LINES:
+        raise TimelineFull(f"the case has {case.version} lines, and so the last proposal stands: confirm it")
     return replace(case, status=Status.OPEN, proposal=None)
 
 

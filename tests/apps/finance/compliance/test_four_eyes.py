@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from apps.finance.compliance import model
 from apps.finance.compliance.model import DEFAULT_SLA_HOURS, Severity, read_rules
 from apps.finance.ledger import service as ledger
 from apps.finance.ledger.model import Direction, NewEntry, Posting
@@ -171,6 +172,26 @@ async def test_a_confirmation_that_the_books_refuse_leaves_the_proposal(office: 
     assert office.lines(case)[-1] == "RESOLUTION_REFUSED"
     await do(db, lambda tx: ledger.reverse(tx, UUID(gone), reason="came back"))
     assert (await office.do(case, "confirm", who="otto"))["resolution"]["effect"] == "REVERSED"
+    office.check()
+
+
+async def test_proposals_are_bounded_and_a_full_case_can_be_decided(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two who disagree for ever do not fill the database; the last proposal stands, and can be confirmed."""
+    monkeypatch.setattr(model, "MOST_LINES", 3)
+    monkeypatch.setattr(model, "MOST_PROPOSAL_LINES", 6)
+    _, case = await office.hold("60.00")
+    for _ in range(2):
+        await office.do(case, "resolve", APPROVE)
+        await office.do(case, "refuse", {"reason": "no"}, who="otto")
+    comment = await office.ask("POST", f"/{case}/comments", {"text": "x"})
+    assert comment.json()["type"] == "urn:duly:problem:timeline-full"
+    await office.do(case, "resolve", APPROVE)
+    assert len(office.lines(case)) == 6
+    refused = await office.ask("POST", f"/{case}/refuse", {"reason": "no"}, who="otto")
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:duly:problem:timeline-full")
+    assert (await office.do(case, "confirm", who="otto"))["status"] == "RESOLVED"
     office.check()
 
 
