@@ -152,7 +152,8 @@ def bare_work(pool: Any, accounts: list[UUID]) -> Work:
 
 def function_work(pool: Any, accounts: list[UUID]) -> Work:
     """A posting by the ledger's function, on the same kind of connection."""
-    sql = "SELECT outcome FROM ledger.post($1, $2, ARRAY[1, 1], $3, ARRAY[1, -1], ARRAY[false, false], '{}', false)"
+    lines = "ARRAY[1, 1], $3, ARRAY[1, -1], ARRAY[false, false]"
+    sql = "SELECT outcome FROM ledger.post($1, $2, " + lines + ", '{}', false, 'clerk')"
 
     async def work(_number: int) -> None:
         async with pool.acquire() as connection:

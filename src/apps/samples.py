@@ -339,7 +339,7 @@ async def _load_checks(tx: Tx) -> None:
     """People who are to be checked: two who have not come yet, and one of each outcome."""
     outcomes = (None, None, KycStatus.APPROVED, KycStatus.REJECTED)
     for number, status in enumerate(outcomes, 1):
-        made = await kyc.create_session(
+        made, _ = await kyc.create_session(
             tx, user_id=f"user-{number}", provider="sandbox", by="sample-agent", known=("sandbox",)
         )
         if status is not None:

@@ -103,6 +103,7 @@ class Duly:
     development_routers: list[APIRouter] = field(default_factory=list)
     sections: list[Section] = field(default_factory=list)
     migrations: list[Migrations] = field(default_factory=list)
+    checks: list[Callable[[Settings], None]] = field(default_factory=list)
     samples: Callable[[Tx], Awaitable[None]] | None = None
     """Writes sample data, if there is none; ``duly up`` calls it on an embedded server."""
 
@@ -213,6 +214,10 @@ class Duly:
     def include_router(self, router: APIRouter, *, development_only: bool = False) -> None:
         """Serve these routes in ``duly api`` and ``duly up``; a sandbox's own in development only."""
         (self.development_routers if development_only else self.routers).append(router)
+
+    def check_settings(self, check: Callable[[Settings], None]) -> None:
+        """Call this before the API is served: it raises Refused when something is set that cannot be meant."""
+        self.checks.append(check)
 
     def include_console(self, section: Section) -> None:
         """Show these pages in the console, with an entry in its navigation."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -35,6 +35,8 @@ class EventBody(BaseModel):
         order_id: str
 
     ``internal=True``: for consumers here and on brokers, and never sent to whoever subscribed from outside.
+    ``readers=("AUDITOR",)``: closed, too, to whoever runs the engine; in the console, people with one of these roles
+    see that it exists, what it is about, and what it carries.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
@@ -43,18 +45,19 @@ class EventBody(BaseModel):
     event_topic: ClassVar[str] = ""
     event_aggregate: ClassVar[str] = ""
     event_internal: ClassVar[bool] = False
+    event_readers: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **declared: Any) -> None:
-        """Let the class statement carry type, topic, aggregate and internal; pydantic hands them on below."""
+        """Let the class statement carry type, topic, aggregate, internal and readers; pydantic hands them on below."""
         super().__init_subclass__()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **declared: Any) -> None:
         """Take what the class statement declares, and refuse what could never be emitted."""
         super().__pydantic_init_subclass__()
-        if unknown := declared.keys() - {"type", "topic", "aggregate", "internal"}:
+        if unknown := declared.keys() - {"type", "topic", "aggregate", "internal", "readers"}:
             raise TypeError(
-                f"{cls.__name__}: an event declares type, topic, aggregate and internal, not {sorted(unknown)}"
+                f"{cls.__name__}: an event declares type, topic, aggregate, internal and readers, not {sorted(unknown)}"
             )
         cls.event_type = check_name("type", declared.get("type", cls.event_type))
         cls.event_topic = check_name("topic", declared.get("topic", cls.event_topic))
@@ -64,10 +67,15 @@ class EventBody(BaseModel):
                 f"{cls.__name__}: aggregate={cls.event_aggregate!r} must name one of its fields: "
                 f"{', '.join(cls.model_fields) or 'it has none'}"
             )
-        cls.event_internal = bool(declared.get("internal", cls.event_internal))
+        cls.event_readers = tuple(declared.get("readers", cls.event_readers))
+        cls.event_internal = bool(declared.get("internal", cls.event_internal)) or bool(cls.event_readers)
         _DECLARED[cls.event_type] = cls
         if cls.event_internal:
             _INTERNAL.add(cls.event_type)
+        if cls.event_readers:
+            _READERS[cls.event_type] = _READERS.get(cls.event_type, frozenset(cls.event_readers)) & set(
+                cls.event_readers
+            )
 
     def envelope(self) -> NewEvent:
         """This event, ready to be emitted."""
@@ -102,6 +110,7 @@ class NewEvent:
 BodyClass = type[B]
 _DECLARED: dict[str, type[EventBody]] = {}
 _INTERNAL: set[str] = set()
+_READERS: dict[str, frozenset[str]] = {}
 
 
 def declared_events() -> dict[str, type[EventBody]]:
@@ -112,6 +121,11 @@ def declared_events() -> dict[str, type[EventBody]]:
 def is_internal(type_: str) -> bool:
     """Whether events of this type are never sent outside, whoever emits them: one class that says so is enough."""
     return type_ in _INTERNAL
+
+
+def may_read(type_: str, roles: Set[str] | None) -> bool:
+    """Whether somebody with these roles may know of events of this type; without roles it is who has the database."""
+    return roles is None or type_ not in _READERS or not _READERS[type_].isdisjoint(roles)
 
 
 @dataclass(frozen=True)

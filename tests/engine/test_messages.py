@@ -85,7 +85,7 @@ def test_a_subclass_inherits_what_it_does_not_declare() -> None:
         ({"type": "order.placed", "topic": "t", "aggregate": "id"}, "aggregate='id' must name one of its fields"),
         (
             {"type": "order.placed", "topic": "t", "aggregate": "order_id", "key": "x"},
-            r"declares type, topic, aggregate and internal, not \['key'\]",
+            r"declares type, topic, aggregate, internal and readers, not \['key'\]",
         ),
     ],
 )

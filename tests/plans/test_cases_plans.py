@@ -19,6 +19,7 @@ from sqlalchemy import TextClause
 from apps.finance.compliance import sql
 from apps.finance.compliance.model import Kind, Severity, Status
 from apps.finance.compliance.store import Filters, choose_list
+from apps.finance.ledger import store as ledger
 from apps.finance.ledger import store_flows
 from apps.finance.payments import store as payments
 from apps.wiring import app
@@ -123,6 +124,13 @@ ASKED = {  # 400 accounts at their last entry, as a batch of 200 transactions as
     "versions": f"{spell([10] * 400)}::bigint[]",
     "moments": f"{spell(['2033-01-24'] * 400)}::timestamptz[]",
 }
+LIMITS = {most: f"{spell([most] * 400)}::bigint[]" for most in (5, 20_000)}
+TERMS = {"accounts_pkey", "accounts_terms_are_kept"}
+STRETCHES = {  # of the same
+    "accounts": ASKED["accounts"], "sides": f"{spell([-1] * 400)}::integer[]", "versions": ASKED["versions"],
+    "afters": f"{spell([0] * 400)}::bigint[]", "lasts": f"{spell([10] * 400)}::bigint[]",
+    "stretches": f"{spell(list(range(1, 401)))}::bigint[]", "places": f"{spell(list(range(400)))}::integer[]",
+}  # fmt: skip
 PKEY = {"cases_pkey"}
 
 
@@ -133,7 +141,7 @@ def opening(number: int) -> dict[str, str]:
         "outcomes": ("text", "REVIEW"), "severitys": ("text", "LOW"), "factss": ("text", "{}"),
         "matcheds": ("text", "[]"), "incompletes": ("text", "[]"), "traces": ("text", "[]"),
         "amounts": ("bigint", 6000), "currencys": ("text", "PLN"), "initiators": ("text", "teller"),
-        "needs_twos": ("boolean", "false"), "hourss": ("integer", 4),
+        "needs_twos": ("boolean", "false"), "hourss": ("integer", 4), "latests": ("timestamptz", None),
     }  # fmt: skip
     ids = ("alert_ids", "case_ids", "transaction_ids")
     return {
@@ -203,8 +211,12 @@ CASES: dict[str, tuple[TextClause, dict[str, str], set[str], int, int]] = {
     "held payments without a case": (
         payments.LOCK_HELD, {"ids": numbered(500)}, {"payments_pkey", "payments_open", "payments_state"}, 5, 2_500,
     ),
+    "of what kind accounts are": (ledger.FIND_TYPES, {"ids": ASKED["accounts"]}, TERMS, 400, 1_600),
+    "who posted": (ledger.FIND_POSTERS, {"ids": numbered(200)}, {"transactions_pkey"}, 0, 1_000),
+    "where windows begin": (store_flows.LOCATE_FLOWS, ASKED | {"mosts": LIMITS[20_000]}, TERMS, 400, 30_000),
+    "where windows of busy ones begin": (store_flows.LOCATE_FLOWS, ASKED | {"mosts": LIMITS[5]}, TERMS, 400, 30_000),
     "what moved before": (
-        store_flows.READ_FLOWS, {**ASKED, "most": "20000"},
+        store_flows.READ_FLOWS, STRETCHES,
         {"accounts_pkey", "accounts_terms_are_kept", "entries_pkey", "transactions_pkey"}, 400, 30_000,
     ),
     "whom it went to": (

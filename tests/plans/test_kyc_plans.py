@@ -41,11 +41,15 @@ SELECT ('01900000-0000-7000-a000-' || lpad(to_hex(n), 12, '0'))::uuid, 'sandbox'
        CASE WHEN d.is_over THEN 'agent' END, CASE WHEN d.is_over THEN 'NOT_OURS' END
 FROM generate_series(1, 100000) AS n
 CROSS JOIN LATERAL (SELECT n > 200) AS d(is_over)
-CROSS JOIN LATERAL (SELECT timestamptz '2033-01-01' + n * interval '1 minute') AS t(at)
+CROSS JOIN LATERAL (SELECT timestamptz '2033-01-01' + n * interval '1 minute') AS t(at);
+INSERT INTO duly.alerts (kind, subject, message, raised_at, last_at, resolved_at)
+SELECT 'application', 'kyc.callbacks.sandbox:' || n, 'x', duly.now(), duly.now(), CASE WHEN n > 200 THEN duly.now() END
+FROM generate_series(1, 20000) AS n
 """
 ONE, ENDED = "'01900000-0000-7000-8000-000000000010'", "'01900000-0000-7000-8000-000000022222'"
 KEPT = "'01900000-0000-7000-a000-000000000010'"
 REFERENCE = "'ses-000000000000000000000200'"  # of one that is in progress
+OPEN_CALLBACKS = {"unmatched_open_of_session", "unmatched_open"}
 EITHER = {"sessions_provider_ref_is_unique", "sessions_pkey"}
 CASES: dict[str, tuple[TextClause, dict[str, str], set[str], int, int]] = {
     "a new one": (
@@ -98,9 +102,17 @@ CASES: dict[str, tuple[TextClause, dict[str, str], set[str], int, int]] = {
     "keeping a callback": (
         store.KEEP_CALLBACK,
         {"id": "gen_random_uuid()", "provider": "'sandbox'", "event_id": "repeat('f', 64)", "client_ref": "NULL",
-         "session_ref": "NULL", "status": "NULL", "problem": "'unknown_session'", "session_id": "NULL"},
+         "session_ref": "NULL", "status": "NULL", "problem": "'unknown_session'", "session_id": "NULL",
+         "evidence_ref": "NULL"},
         set(), 0, 200,
     ),
+    "another callback of a session": (
+        store.HAS_OPEN_CALLBACK, {"provider": "'sandbox'", "session_id": ONE}, OPEN_CALLBACKS, 1, 20,
+    ),
+    "another callback of none": (
+        store.HAS_OPEN_CALLBACK, {"provider": "'sandbox'", "session_id": "NULL"}, OPEN_CALLBACKS, 1, 20,
+    ),
+    "the engine's alert": (store.LOCK_ALERTS, {"subject": "'kyc.callbacks.sandbox:7'"}, {"alerts_open"}, 1, 20),
     "a kept callback": (store.FIND_CALLBACK, {"id": KEPT}, {"unmatched_callbacks_pkey"}, 1, 10),
     "kept callbacks": (
         store.LIST_CALLBACKS, {"before": "NULL", "limit": "51"}, {"unmatched_callbacks_pkey"}, 51, 70,

@@ -136,7 +136,7 @@ def test_posting_reads_a_handful_of_pages_however_old_the_accounts(dsn: str) -> 
     """F3: the function, its guard and its proof find everything by index."""
     post = """
         SELECT outcome FROM ledger.post(ARRAY[gen_random_uuid()], ARRAY['new'], ARRAY[1, 1], ARRAY[%s, %s]::uuid[],
-                                        ARRAY[1, -1], ARRAY[false, false], '{}', false)"""
+                                        ARRAY[1, -1], ARRAY[false, false], '{}', false, 'clerk')"""
     with psycopg.connect(dsn) as connection:
         for _ in range(8):  # the plans of the function are made once, and kept
             connection.execute(post, [HOT, UUID(int=5)])

@@ -238,6 +238,8 @@ def build_api(
     stop: asyncio.Event | None = None,
 ) -> FastAPI:
     """The application's API, and the console; in development the issuer is served beside them."""
+    for check in app.checks:
+        check(settings)
     issuer = Issuer.open(settings, port=port) if settings.env == "development" else None
     needs_identity = bool(app.routers or settings.oidc_issuer or issuer)
     verifier = create_verifier(settings, issuer_url=issuer.url if issuer else None) if needs_identity else None

@@ -15,14 +15,15 @@ from pydantic import BaseModel, Field, create_model
 from duly.auth.http import Require
 from duly.auth.principals import Principal
 from duly.console.app import BEGIN_READING
-from duly.console.record import veiled
+from duly.console.record import seen_by
 from duly.console.sessions import ADMINISTRATOR, OPERATOR
 from duly.console.sign_in import SCOPE
 from duly.console.timeline import read_timeline
-from duly.db import fetch
+from duly.db import Tx, fetch
 from duly.errors import Invalid, NotFound
 from duly.http.transactions import HEADER, RequestTx, Router
 from duly.http.webhooks import BRING_YOUR_OWN
+from duly.messages import may_read
 from duly.operate import alerts, audit, dead_letters, events, jobs
 from duly.operate.actions import ACTIONS, Action, Arguments
 from duly.operate.arguments import LARGEST_ID, REASON_LIMIT, TEXT_LIMIT
@@ -149,11 +150,14 @@ def _add_lists(router: Router) -> None:
 
     @router.get("/events", summary="Events, the newest first.")
     async def list_events(
-        tx: RequestTx, _: Reader, status: Word = None, topic: Word = None, aggregate: Word = None, limit: Limit = 50
-    ) -> Items:
+        tx: RequestTx, caller: Reader, status: Word = None, topic: Word = None, aggregate: Word = None,
+        limit: Limit = 50,
+    ) -> Items:  # fmt: skip
         await fetch(tx, BEGIN_READING)
         found = await events.list_events(tx, status=status, topic=topic, aggregate_id=aggregate, limit=limit)
-        return Items(items=[plain(one) for one in found])
+        if topic is not None or aggregate is not None:  # that there is one would say too much
+            found = [one for one in found if may_read(one.type, caller.roles)]
+        return Items(items=[plain(one.seen_by(caller.roles)) for one in found])
 
     @router.get("/alerts", summary="What the engine wants a person to look at.")
     async def list_alerts(tx: RequestTx, _: Reader, resolved: bool = False, limit: Limit = 100) -> Items:
@@ -166,8 +170,8 @@ def _add_lists(router: Router) -> None:
     ) -> Items:
         await fetch(tx, BEGIN_READING)
         found = await audit.list_audit(tx, subject=subject, before=before, limit=limit)
-        if ADMINISTRATOR not in caller.roles:
-            found = [veiled(entry) for entry in found]
+        is_administrator = ADMINISTRATOR in caller.roles
+        found = [seen_by(entry, caller.roles, is_open=is_administrator) for entry in found]
         return _page(found, limit, lambda last: {"before": str(last.id)})
 
 
@@ -200,26 +204,32 @@ def _add_looks(router: Router) -> None:
         return dict(plain(await status(tx)))
 
     @router.get("/jobs/{id}", summary="One job: where it is, and why.")
-    async def get_job(id: RowId, tx: RequestTx, _: Reader) -> One:
+    async def get_job(id: RowId, tx: RequestTx, caller: Reader) -> One:
         await fetch(tx, BEGIN_READING)
         found: Any = await jobs.find_job(tx, id) or await dead_letters.find_dead_letter(tx, id)
         runs = await jobs.list_executions(tx, job_id=id, limit=20)
         if found is None and not runs:
             raise NotFound(f"no job has the number {id}; history older than the retention is dropped")
         facts = plain(found) if found is not None else {"id": str(id)}
-        return {"job": facts, "runs": [plain(run) for run in runs], "why": await why(tx, f"job:{id}")}
+        return {"job": facts, "runs": [plain(run) for run in runs], "why": await _why(tx, f"job:{id}", caller)}
 
     @router.get("/why", summary="Why something did or did not run, in sentences.")
-    async def say_why(tx: RequestTx, _: Reader, id: Annotated[str, Query(min_length=1, max_length=TEXT_LIMIT)]) -> One:
+    async def say_why(
+        tx: RequestTx, caller: Reader, id: Annotated[str, Query(min_length=1, max_length=TEXT_LIMIT)]
+    ) -> One:
         await fetch(tx, BEGIN_READING)
-        return {"sentences": await why(tx, id)}
+        return {"sentences": await _why(tx, id, caller)}
 
     @router.get("/entity", summary="Everything that happened to one entity, in order.")
     async def read_entity(
-        tx: RequestTx, _: Reader, id: Annotated[str, Query(min_length=1, max_length=TEXT_LIMIT)]
+        tx: RequestTx, caller: Reader, id: Annotated[str, Query(min_length=1, max_length=TEXT_LIMIT)]
     ) -> Items:
         await fetch(tx, BEGIN_READING)
-        return Items(items=[plain(moment) for moment in await read_timeline(tx, id)])
+        return Items(items=[plain(moment) for moment in await read_timeline(tx, id, caller.roles)])
+
+
+async def _why(tx: Tx, id: str, caller: Principal) -> list[str]:
+    return await why(tx, id, roles=caller.roles)
 
 
 def _schedule(row: ScheduleRow, caller: Principal) -> One:

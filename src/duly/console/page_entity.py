@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 
 from duly.console import sql
-from duly.console.routes import Pages, Query, read, read_number, show
+from duly.console.routes import Pages, Query, read, read_number, show, signed_in
 from duly.console.timeline import read_timeline
 from duly.errors import NotFound
 from duly.ids import parse_uuid
@@ -38,7 +39,7 @@ async def entity(request: Request) -> Response:
     """Everything about ``order:123``, from the request to what became of it."""
     id = Query(request).text("id")
     async with read(request) as look:
-        moments = await read_timeline(look.tx, id) if id else []
+        moments = await read_timeline(look.tx, id, signed_in(request).roles) if id else []
     return show(request, "entity.html", status=404 if id and not moments else 200, now=look.now, id=id, moments=moments)
 
 
@@ -48,21 +49,21 @@ async def search(request: Request) -> Response:
     if asked is None:
         return show(request, "search.html", asked=None)
     async with read(request) as look:
-        found = await _find(look, asked)
+        found = await _find(look, asked, signed_in(request).roles)
     if found is None:
         return show(request, "search.html", status=404, asked=asked)
     return RedirectResponse(found, status_code=303, headers={"Cache-Control": "no-store"})
 
 
-async def _find(look: Look, asked: str) -> str | None:
+async def _find(look: Look, asked: str, roles: Set[str]) -> str | None:
     """With its kind before it, as ``duly why`` takes it, or without."""
     kind, _, rest = asked.partition(":")
-    if kind in KINDS and rest and (found := await _find_one(look, rest)):
+    if kind in KINDS and rest and (found := await _find_one(look, rest, roles)):
         return found
-    return await _find_one(look, asked)
+    return await _find_one(look, asked, roles)
 
 
-async def _find_one(look: Look, asked: str) -> str | None:
+async def _find_one(look: Look, asked: str, roles: Set[str]) -> str | None:
     from duly.console.app import link
 
     if id := read_number(asked):
@@ -80,10 +81,10 @@ async def _find_one(look: Look, asked: str) -> str | None:
         since, until = around(await start(look.tx), uuid) if uuid.version == 7 else (look.now, look.now)
         if rows := await look.rows(sql_why.FIND_EXECUTION, execution_id=uuid, since=since, until=until):
             return link(f"/jobs/{rows[0][0]}/runs/{uuid}")
-    return await _find_name(look, asked)
+    return await _find_name(look, asked, roles)
 
 
-async def _find_name(look: Look, asked: str) -> str | None:
+async def _find_name(look: Look, asked: str, roles: Set[str]) -> str | None:
     from duly.console.app import link
 
     try:
@@ -97,4 +98,4 @@ async def _find_name(look: Look, asked: str) -> str | None:
         return link("/dead-letters", name=asked)
     if await list_executions(look.tx, name=asked, limit=1):
         return link("/history", name=asked)
-    return link("/entity", id=asked) if await read_timeline(look.tx, asked) else None
+    return link("/entity", id=asked) if await read_timeline(look.tx, asked, roles) else None

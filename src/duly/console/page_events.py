@@ -16,6 +16,7 @@ from duly.console.record import read_audit
 from duly.console.routes import BadQuery, Pages, Query, read, show, signed_in
 from duly.errors import NotFound
 from duly.ids import parse_uuid
+from duly.messages import may_read
 from duly.operate import sql_why
 from duly.operate.counts import Count
 from duly.operate.events import EventEntry, list_events
@@ -60,13 +61,15 @@ async def outbox(request: Request) -> Response:
     console: Console = request.app.state.console
     query = Query(request)
     status, aggregate = query.choice("status", STATUSES), query.text("aggregate")
+    roles = signed_in(request).roles
     async with read(request) as look:
         pulse = await read_pulse(look)
         shown = status or ("FAILED" if pulse.failed.number else "PENDING" if pulse.pending.number else "PUBLISHED")
         if aggregate is not None:
-            found = await list_events(look.tx, status=status, aggregate_id=aggregate, limit=PAGE)
+            about = await list_events(look.tx, status=status, aggregate_id=aggregate, limit=PAGE)
+            found = [one for one in about if may_read(one.type, roles)]  # that there is one would say too much
         else:
-            found = await _events(look, shown, query)
+            found = [one.seen_by(roles) for one in await _events(look, shown, query)]
         consumers = await _consumers(look, console, pulse)
     after = None
     if aggregate is None and len(found) > PAGE:
@@ -120,20 +123,22 @@ async def _consumers(look: Look, console: Console, pulse: Any) -> list[Consuming
 
 
 async def event(request: Request, id: UUID) -> Response:
-    """One event: where it stands, who consumed it, and what it carries."""
+    """One event: where it stands, who consumed it, and what it carries; of a closed one, where it stands."""
+    session = signed_in(request)
     async with read(request) as look:
         rows = await look.rows(sql.FIND_EVENT, id=id) or await look.rows(sql.FIND_RECEIVED, id=id)
         audit = await read_audit(request, look, subject=f"event:{id}", limit=20)
         if not rows and not audit:
             raise NotFound("no event has this id; history older than the retention is dropped")
         found = rows[0] if rows else None
+        is_closed = found is not None and not may_read(found.type, session.roles)
         deliveries = []
-        if found is not None:
+        if found is not None and not is_closed:
             deliveries = await look.rows(sql_why.FIND_DELIVERIES, aggregate_id=found.aggregate_id, id=id, limit=100)
-        webhooks = await list_of_events(look.tx, [id])
-        sentences = await why(look.tx, f"event:{id}")
+        webhooks = [] if is_closed else await list_of_events(look.tx, [id])
+        sentences = await why(look.tx, f"event:{id}", roles=session.roles)
     return show(
         request, "event.html", now=look.now, id=id, event=found, deliveries=deliveries, audit=audit,
         webhooks=webhooks,
-        sentences=sentences, may_see=signed_in(request).may_act,
+        sentences=sentences, is_closed=is_closed, may_see=session.may_act and not is_closed,
     )  # fmt: skip

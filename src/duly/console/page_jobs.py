@@ -146,7 +146,7 @@ async def job(request: Request, id: int) -> Response:
         found: Any = queued or dead or (runs[0] if runs else None)
         if found is None and not audit:
             raise NotFound(f"no job has the number {id}; history older than the retention is dropped")
-        sentences = await why(look.tx, f"job:{id}")
+        sentences = await why(look.tx, f"job:{id}", roles=signed_in(request).roles)
         payload = await look.rows(sql.FIND_PAYLOAD, id=id) if signed_in(request).may_act else []
         zone = await _zone(look, found.name) if found is not None else "UTC"
     return show(

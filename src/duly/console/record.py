@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Set
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
 from duly.console.routes import may_act, signed_in
+from duly.messages import may_read
 from duly.operate.audit import AuditEntry, list_audit
 from duly.operate.dead_letters import DeadLetter
 from duly.operate.events import EventEntry
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from duly.console.app import Look
 
 HIDDEN = "hidden"
+EVENT = "event:"
 # What an operator's pages show anyway. Whatever else was written down, by an application perhaps, stays closed.
 SHOWN = {
     field.name
@@ -34,7 +37,19 @@ async def read_audit(
 ) -> list[AuditEntry]:
     """One page of it, the newest first; who may act in the section that asks sees all of what it wrote down."""
     found = await list_audit(look.tx, subject=subject, before=before, limit=limit)
-    return found if signed_in(request).may_act or may_act(request) else [veiled(entry) for entry in found]
+    session = signed_in(request)
+    is_open = session.may_act or may_act(request)
+    return [seen_by(entry, session.roles, is_open=is_open) for entry in found]
+
+
+def seen_by(entry: AuditEntry, roles: Set[str], *, is_open: bool) -> AuditEntry:
+    """An action for somebody with these roles: nothing of a closed event, and no payloads for who may only look."""
+    kinds = {str(facts.get("type", "")) for facts in (_read(entry.before), _read(entry.after))}
+    if entry.subject.startswith(EVENT) and not all(may_read(kind, roles) for kind in kinds):
+        return dataclasses.replace(
+            entry, before=entry.before and f'"{HIDDEN}"', after=entry.after and f'"{HIDDEN}"'
+        )  # fmt: skip
+    return entry if is_open else veiled(entry)
 
 
 def veiled(entry: AuditEntry) -> AuditEntry:

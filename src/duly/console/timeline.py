@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from duly.db import Tx
+from duly.messages import may_read
 from duly.operate.dead_letters import list_dead_letters
-from duly.operate.events import list_events
+from duly.operate.events import EventEntry, list_events
 from duly.operate.jobs import list_executions, list_jobs
 from duly.operate.words import short
 from duly.webhooks.look import host_of, list_of_events, list_tried
@@ -32,7 +33,8 @@ class Moment:
     correlation_id: UUID | None = None
 
 
-Source = Callable[[Tx, str], Awaitable[list[Moment]]]
+Roles = Set[str]
+Source = Callable[[Tx, str, Roles], Awaitable[list[Moment]]]
 SOURCES: dict[str, Source] = {}
 TONES = {"done": "good", "duplicate": "good", "retried": "warn", "lost": "warn", "buried": "bad"}
 
@@ -42,11 +44,14 @@ def add_source(name: str, source: Source) -> None:
     SOURCES[name] = source
 
 
-async def read_timeline(tx: Tx, entity_id: str) -> list[Moment]:
-    """The newest of every source, oldest first, each chain begun by the request or tick that it came from."""
+async def read_timeline(tx: Tx, entity_id: str, roles: Roles) -> list[Moment]:
+    """The newest of every source, oldest first, each chain begun by the request or tick that it came from.
+
+    Events that are closed to somebody with these roles are not among them.
+    """
     found: list[Moment] = []
     for source in SOURCES.values():
-        found += await source(tx, entity_id)
+        found += await source(tx, entity_id, roles)
     return sorted(found + _origins(found), key=lambda moment: (moment.at, moment.kind != "origin"))
 
 
@@ -69,7 +74,7 @@ def _time_of(id: UUID) -> datetime | None:
     return EPOCH + timedelta(milliseconds=min(int(id.hex[:12], 16), UNIX_LIMIT))
 
 
-async def _jobs(tx: Tx, entity_id: str) -> list[Moment]:
+async def _jobs(tx: Tx, entity_id: str, _roles: Roles) -> list[Moment]:
     return [
         Moment(
             job.created_at, "job", f"Job {job.id} {job.name}",
@@ -80,7 +85,7 @@ async def _jobs(tx: Tx, entity_id: str) -> list[Moment]:
     ]  # fmt: skip
 
 
-async def _dead(tx: Tx, entity_id: str) -> list[Moment]:
+async def _dead(tx: Tx, entity_id: str, _roles: Roles) -> list[Moment]:
     return [
         Moment(
             dead.buried_at, "dead letter", f"Job {dead.id} {dead.name}", f"{dead.error_kind}: {short(dead.error)}",
@@ -90,7 +95,7 @@ async def _dead(tx: Tx, entity_id: str) -> list[Moment]:
     ]  # fmt: skip
 
 
-async def _runs(tx: Tx, entity_id: str) -> list[Moment]:
+async def _runs(tx: Tx, entity_id: str, _roles: Roles) -> list[Moment]:
     return [
         Moment(
             run.completed_at, "run", f"{run.name} {run.outcome}", short(run.message),
@@ -100,9 +105,14 @@ async def _runs(tx: Tx, entity_id: str) -> list[Moment]:
     ]  # fmt: skip
 
 
-async def _events(tx: Tx, entity_id: str) -> list[Moment]:
+async def _list_open(tx: Tx, entity_id: str, roles: Roles) -> list[EventEntry]:
+    found = await list_events(tx, aggregate_id=entity_id, limit=EACH)
+    return [event for event in found if may_read(event.type, roles)]
+
+
+async def _events(tx: Tx, entity_id: str, roles: Roles) -> list[Moment]:
     found = []
-    for event in await list_events(tx, aggregate_id=entity_id, limit=EACH):
+    for event in await _list_open(tx, entity_id, roles):
         tone = "bad" if event.status == "FAILED" else ""
         detail = f"{event.topic}, {event.status}"
         first = Moment(event.created_at, "event", f"Event {event.type}", detail, f"/events/{event.id}", tone)
@@ -112,9 +122,9 @@ async def _events(tx: Tx, entity_id: str) -> list[Moment]:
     return found
 
 
-async def _webhooks(tx: Tx, entity_id: str) -> list[Moment]:
+async def _webhooks(tx: Tx, entity_id: str, roles: Roles) -> list[Moment]:
     """What was made of the entity's events, and each attempt to deliver it."""
-    events = await list_events(tx, aggregate_id=entity_id, limit=EACH)
+    events = await _list_open(tx, entity_id, roles)
     found = await list_of_events(tx, [event.id for event in events if event.published_at is not None], limit=EACH)
     named = {one.id: f"{one.event_type} to {host_of(url)}" for one, url in found}
     moments = [

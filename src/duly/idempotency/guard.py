@@ -38,6 +38,12 @@ class Keyed:
     key: str
     fingerprint: bytes
 
+    @property
+    def kept_key(self) -> str:
+        """What is kept of the key: a client may write anything into one, and a digest says nothing of a person."""
+        parts = (self.caller.encode(), self.key.encode())
+        return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -87,12 +93,13 @@ async def reserve(tx: Any, request: Keyed, *, ttl_hours: int = DEFAULT_TTL_HOURS
     for _ in range(TRIES):
         reserved = await fetch(
             tx, sql.RESERVE_KEY,
-            caller=request.caller, key=request.key, fingerprint=request.fingerprint, ttl_hours=ttl_hours,
+            caller=request.caller, key=request.kept_key, verbatim=request.key, fingerprint=request.fingerprint,
+            ttl_hours=ttl_hours,
         )  # fmt: skip
         if reserved:
             failpoint("idempotency.reserved")
             return None
-        found = await fetch(tx, sql.FIND_ANSWER, caller=request.caller, key=request.key)
+        found = await fetch(tx, sql.FIND_ANSWER, caller=request.caller, key=request.kept_key, verbatim=request.key)
         if found:
             return _read(request, found[0])
     raise Busy("the idempotency key comes and goes: try again")  # the clean-up deleted it between two statements
@@ -113,7 +120,7 @@ async def store(tx: Any, request: Keyed, answer: Answer) -> None:
         raise DulyError(f"an answer that is stored with a key may have {LARGEST_ANSWER_BYTES} bytes, not more")
     written = await fetch(
         tx, sql.STORE_ANSWER,
-        caller=request.caller, key=request.key, status=answer.status,
+        caller=request.caller, key=request.kept_key, status=answer.status,
         headers=json.dumps([list(pair) for pair in answer.headers]), body=answer.body,
     )  # fmt: skip
     failpoint("idempotency.stored")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal, get_args
 from uuid import UUID
 
 from duly.db import Tx, fetch, request_poke
 from duly.errors import Conflict, Invalid, NotFound
+from duly.messages import may_read
 from duly.operate import sql
 from duly.operate.arguments import bulk_size, filter_text, page_size, signed
 
 EventStatus = Literal["PENDING", "PUBLISHED", "FAILED"]
 SCAN_LIMIT = 100_000
+CLOSED = "closed"
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,13 @@ class EventEntry:
     last_error: str | None
     created_at: datetime
     published_at: datetime | None
+
+    def seen_by(self, roles: Set[str] | None) -> EventEntry:
+        """The same for somebody with these roles: where a closed one stands, and not what it is, or of whom."""
+        if may_read(self.type, roles):
+            return self
+        error = None if self.last_error is None else CLOSED
+        return replace(self, type=CLOSED, topic=CLOSED, aggregate_id="", last_error=error)
 
 
 async def requeue_event(tx: Tx, id: UUID, *, actor: str, reason: str | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -23,14 +23,15 @@ SHOWN_ID = 100
 Answer = Callable[[Look, str], Awaitable[list[str]]]
 
 
-async def why(tx: Tx, id: str) -> list[str]:
+async def why(tx: Tx, id: str, *, roles: Set[str] | None = None) -> list[str]:
     """Sentences about a job, event, execution, webhook, schedule, job name or entity; payloads are never among them.
 
     ``job:7``, ``event:...``, ``execution:...``, ``schedule:...`` and ``entity:...`` say which is meant; without that,
-    a number is a job, a UUID an event or execution, anything else a name, and all of them may be an entity.
+    a number is a job, a UUID an event or execution, anything else a name, and all of them may be an entity. Of events
+    that are closed to these roles nothing is said but where they stand.
     """
     asked = id.strip()
-    look = await start(tx)
+    look = await start(tx, roles)
     if not 1 <= len(asked) <= TEXT_LIMIT or "\x00" in asked:
         return [f"An id is text of 1 to {TEXT_LIMIT} characters."]
     kind, _, rest = asked.partition(":")

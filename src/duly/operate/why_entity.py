@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from duly.messages import may_read
 from duly.operate.dead_letters import list_dead_letters
 from duly.operate.events import list_events
 from duly.operate.jobs import list_executions, list_jobs
@@ -20,5 +21,9 @@ async def why_entity(look: Look, entity_id: str) -> list[str]:
         message = f": {short(run.message)}" if run.message else ""
         said.append(f"Job {run.job_id} ({run.name}) ran until {moment(run.completed_at)}: {run.outcome}{message}.")
     events = await list_events(look.tx, aggregate_id=entity_id, limit=SHOWN)
-    said += [f"Event {one.id} ({one.type}) is {one.status}, emitted at {moment(one.created_at)}." for one in events]
+    said += [
+        f"Event {one.id} ({one.type}) is {one.status}, emitted at {moment(one.created_at)}."
+        for one in events
+        if may_read(one.type, look.roles)
+    ]
     return [f"{entity_id} is an entity; the newest {SHOWN} of each kind follow.", *said] if said else []

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from duly.messages import may_read
 from duly.operate import sql_why as sql
 from duly.operate.status import ALIVE_SECONDS
 from duly.operate.why_look import CAP, SHOWN, Look, say_audit, say_origin
@@ -69,6 +70,8 @@ async def why_event(look: Look, id: UUID) -> list[str]:
         return await _why_received(look, id, arrivals) + audit
     if event is None:
         return [f"Event {id} is gone; only the record of it is left.", *audit] if audit else []
+    if not may_read(event.type, look.roles):
+        return [f"Event {id} is {event.status}. What it is, and of whom, is closed to you.", *audit]
     said = [
         f"Event {id} is {event.type} on topic {event.topic}, of aggregate {event.aggregate_id}, emitted at "
         f"{when(event.created_at, look.now)}."
@@ -86,6 +89,8 @@ async def why_event(look: Look, id: UUID) -> list[str]:
 async def _why_received(look: Look, id: UUID, arrivals: Sequence[Arrival]) -> list[str]:
     """Somebody else's event, or one of ours whose history is dropped."""
     first = arrivals[0]
+    if not may_read(first.type, look.roles):
+        return [f"Event {id} was received. What it is, and of whom, is closed to you."]
     return [
         f"Event {id} is {first.type} on topic {first.topic}, of aggregate {first.aggregate_id}, emitted at "
         f"{when(first.created_at, look.now)}.",

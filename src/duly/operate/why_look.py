@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from duly.db import Statement, Tx, fetch
+from duly.messages import may_read
 from duly.operate import sql, sql_why
 from duly.operate.audit import list_audit
 from duly.operate.status import Process, list_processes
@@ -25,6 +27,8 @@ class Look:
     tx: Tx
     now: datetime
     physical_now: datetime
+    roles: Set[str] | None = None
+    """Of whoever asks, where there are events that are closed to some; without any it is who has the database."""
 
     async def fetch(self, statement: Statement, **values: Any) -> list[Any]:
         """Rows of one statement."""
@@ -40,10 +44,10 @@ class Look:
         return [process for process in await list_processes(self.tx) if process.kind == "worker"]
 
 
-async def start(tx: Tx) -> Look:
+async def start(tx: Tx, roles: Set[str] | None = None) -> Look:
     """Look at both clocks once, so that one answer speaks of one moment."""
     now, physical_now = (await fetch(tx, sql.READ_NOW))[0]
-    return Look(tx, now, physical_now)
+    return Look(tx, now, physical_now, roles)
 
 
 async def say_audit(look: Look, subject: str) -> list[str]:
@@ -72,8 +76,8 @@ async def say_caused(
     )
     jobs = await look.fetch(sql_why.FIND_CAUSED_JOBS, causes=causes, entity_id=entity_id, scan=SCAN_LIMIT, limit=SHOWN)
     said = []
-    if events:
-        said.append(f"It caused {listing([f'event {id} ({type_}, {state})' for id, type_, state in events])}.")
+    if shown := [f"event {id} ({type_}, {state})" for id, type_, state in events if may_read(type_, look.roles)]:
+        said.append(f"It caused {listing(shown)}.")
     if jobs:
         said.append(f"It caused {listing([f'job {id} ({name}, {state})' for id, name, state in jobs])}.")
     return said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -188,6 +189,44 @@ async def test_the_table_says_what_is_impossible(db: Database, dsn: str, change:
         await store(tx, ASKED, ANSWER)
     with pytest.raises(psycopg.errors.CheckViolation, match=constraint):
         rows(dsn, f"UPDATE duly.idempotency_keys SET {change}")
+
+
+async def test_a_key_is_not_kept_as_it_came(db: Database, dsn: str) -> None:
+    """Somebody's address, perhaps: what is kept is a digest, and another for each caller."""
+    for caller in ("alice", "bob"):
+        asked = Keyed(caller, "ann@example.org", ASKED.fingerprint)
+        async with db.transaction() as tx:
+            assert await reserve(tx, asked) is None
+            await store(tx, asked, ANSWER)
+        async with db.transaction() as tx:
+            assert await reserve(tx, asked) == ANSWER
+    kept = [key for (key,) in rows(dsn, "SELECT key FROM duly.idempotency_keys")]
+    assert len(set(kept)) == 2
+    assert all(re.fullmatch("[0-9a-f]{64}", key) for key in kept)
+
+
+@any_connection
+async def test_a_key_that_the_release_before_has_kept_is_known(
+    db: Database, dsn: str, begin: Open, clock: BusinessClock
+) -> None:
+    """E4: an upgrade between two tries of a request is no second effect; once it has expired, it is a key like any."""
+    rows(
+        dsn,
+        """INSERT INTO duly.idempotency_keys
+           VALUES ('alice', 'k', %(print)s, 201, '[]', 'done', duly.now(), duly.now() + interval '24 hours')""",
+        {"print": ASKED.fingerprint},
+    )
+    async with begin(db) as tx:
+        assert await reserve(tx, ASKED) == Answer(201, [], b"done")
+    with pytest.raises(KeyReused):
+        async with begin(db) as tx:
+            await reserve(tx, OTHER)
+    clock.advance(hours=25)
+    async with begin(db) as tx:
+        assert await reserve(tx, ASKED) is None
+        await store(tx, ASKED, ANSWER)
+    async with begin(db) as tx:
+        assert await reserve(tx, ASKED) == ANSWER
 
 
 async def test_the_clean_up_walks_an_index(db: Database, dsn: str) -> None:

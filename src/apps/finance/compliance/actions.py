@@ -38,7 +38,7 @@ EFFECTS: dict[Effect, str] = {
     Effect.RELEASE_FAILED: "the payment was to be released, and has no cover any more: it failed",
     Effect.HOLD_VOIDED: "the payment is rejected, and nothing is on hold for it",
     Effect.REVERSED: "what was posted is reversed",
-    Effect.ALREADY_REVERSED: "what was posted had been reversed before",
+    Effect.ALREADY_REVERSED: "what was posted had gone back before",
     Effect.RETURNING: "the payment is called back",
     Effect.MONEY_STAYS: "what was posted stays posted",
     Effect.NOTHING_HELD: "the payment had ended before, and no money of it had moved",

@@ -2,12 +2,12 @@
 
 What a rule may ask about the past is measured in the journal, up to the entry that the event names: it is the same
 whenever the event is handled, and however often. What would take too long to measure is absent, and the rules see that
-it is missing. Where customers' accounts take part, those are measured, and not the cash that all money goes through.
+it is missing. Where customers' accounts take part, those are measured, and nothing is read of the cash that all money
+goes through; and nothing of the past while no rule asks for it.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -22,7 +22,7 @@ from apps.finance.decisions import many as decisions
 from apps.finance.decisions.model import Decision, Outcome
 from apps.finance.ledger import service as ledger
 from apps.finance.ledger.events import TransactionPosted
-from apps.finance.ledger.model import Flow, FlowQuestion, to_decimal
+from apps.finance.ledger.model import AccountType, Flow, FlowQuestion, to_decimal
 from apps.finance.payments import service as payments
 from apps.shared.money import show
 from duly import Event, Tx
@@ -30,9 +30,11 @@ from duly.failpoints import failpoint
 
 RULE_SET = "aml-screening"
 MOST_ACCOUNTS = 20  # of one transaction, of which what moved before is measured
+MOST_ENTRIES = 40_000  # read for one transaction: its customers share them, but two have all that an account has
 RECEIVERS = "counterparties7d"
 SUFFIXES = {"hour": "1h", "day": "24h", "week": "7d"}
 MEASURED = {"outs": "transactions", "out_minor": "moved", "ins": "receipts", "in_minor": "received"}
+MEASURED_NAMES = frozenset(name + suffix for name in MEASURED.values() for suffix in SUFFIXES.values())
 
 
 @dataclass(frozen=True)
@@ -41,31 +43,54 @@ class _Leg:
 
     question: FlowQuestion
     debited: Decimal
+    type: AccountType
 
-    def raised(self, flow: Flow) -> Decimal:
+    @property
+    def raised(self) -> Decimal:
         """By how much the transaction raised it, on its own side."""
-        return flow.side * self.debited
+        return self.type.side * self.debited
+
+    @property
+    def is_customers(self) -> bool:
+        """Whether it is owed to a customer."""
+        return self.type is AccountType.LIABILITY
 
 
 @dataclass(frozen=True)
 class _Screened:
+    """A transaction; without legs when it has too many accounts."""
+
     posted: TransactionPosted
     legs: Sequence[_Leg]
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether it has few enough accounts."""
-        return len(self.legs) <= MOST_ACCOUNTS
+    def moved(self, sign: int) -> list[_Leg]:
+        """Those that were lowered, or raised: customers first, then by how much."""
+        moved = [leg for leg in self.legs if sign * leg.raised > 0]
+        return sorted(moved, key=lambda leg: (not leg.is_customers, -abs(leg.debited)))
+
+    def watched(self, sign: int) -> list[_Leg]:
+        """Those of them whose past counts: customers' alone, where any take part."""
+        has_customers = any(leg.is_customers for leg in self.legs)
+        return [leg for leg in self.moved(sign) if leg.is_customers or not has_customers]
+
+
+@dataclass(frozen=True)
+class _Past:
+    """What is known of the past; nothing of what no rule asks for."""
+
+    flows: Mapping[FlowQuestion, Flow]
+    receivers: Mapping[FlowQuestion, int | None]
 
 
 async def screen(tx: Tx, events: Sequence[Event]) -> list[Case]:
     """Decide about each; what is not approved gets alert, case and fact, once, in this transaction."""
-    screened = [_read(event.body(TransactionPosted)) for event in events]
+    screened = await _read(tx, [event.body(TransactionPosted) for event in events])
     in_force = await decisions.find_in_force(tx, RULE_SET)
     facts = await gather(tx, screened, in_force.names)
     failpoint("handler.mid")
     questions = [
-        decisions.Question(given, str(one.posted.transaction_id)) for one, given in zip(screened, facts, strict=True)
+        decisions.Question(given, str(one.posted.transaction_id), one.posted.posted_at)
+        for one, given in zip(screened, facts, strict=True)
     ]
     decided = await decisions.evaluate_many(tx, in_force, questions)
     flagged = {
@@ -78,66 +103,75 @@ async def screen(tx: Tx, events: Sequence[Event]) -> list[Case]:
 
 
 async def gather(tx: Tx, screened: Sequence[_Screened], names: frozenset[str]) -> list[dict[str, Any]]:
-    """The facts of each transaction; of the past, what some rule asks for: one statement, or two."""
-    legs = [leg for one in screened if one.is_measured for leg in one.legs]
-    flows = iter(await ledger.read_flows(tx, [leg.question for leg in legs]))
-    known = [[(leg, next(flows)) for leg in one.legs] if one.is_measured else [] for one in screened]
+    """The facts of each transaction; of the past, what some rule asks for: three statements at most, or a few more."""
+    lowered = list(dict.fromkeys(leg.question for one in screened for leg in one.watched(-1)))
+    raised = [leg.question for one in screened for leg in one.watched(1)]
+    flows: dict[FlowQuestion, Flow] = {}
+    if names & MEASURED_NAMES:
+        asked = list(dict.fromkeys([*lowered, *raised]))
+        flows = dict(zip(asked, await ledger.read_flows(tx, asked), strict=True))
     receivers: dict[FlowQuestion, int | None] = {}
     if RECEIVERS in names:
-        asked = list(dict.fromkeys(leg.question for legs in known for leg, flow in legs if leg.raised(flow) < 0))
-        receivers = dict(zip(asked, await ledger.count_receivers(tx, asked), strict=True))
-    return [_facts(one, legs, receivers) for one, legs in zip(screened, known, strict=True)]
+        receivers = dict(zip(lowered, await ledger.count_receivers(tx, lowered), strict=True))
+    return [_facts(one, _Past(flows, receivers), names) for one in screened]
 
 
-def _read(posted: TransactionPosted) -> _Screened:
-    """Each account once, at its last entry in the transaction."""
-    versions: dict[UUID, int] = {}
-    debited: dict[UUID, Decimal] = defaultdict(Decimal)
+async def _read(tx: Tx, posted: Sequence[TransactionPosted]) -> list[_Screened]:
+    """Each account once, at its last entry in the transaction; of what kind it is comes first, before anything else."""
+    totals = [_add_up(one) for one in posted]
+    known = [accounts for accounts in totals if len(accounts) <= MOST_ACCOUNTS]
+    types = await ledger.find_types(tx, list({account_id for accounts in known for account_id in accounts}))
+    made = []
+    for one, accounts in zip(posted, totals, strict=True):
+        few = accounts if len(accounts) <= MOST_ACCOUNTS else {}
+        customers = sum(types[account_id] is AccountType.LIABILITY for account_id in few)
+        share = MOST_ENTRIES // max(2, customers or len(few))
+        legs = [
+            _Leg(FlowQuestion(account_id, version, one.posted_at, share), debited, types[account_id])
+            for account_id, (version, debited) in few.items()
+        ]
+        made.append(_Screened(one, legs))
+    return made
+
+
+def _add_up(posted: TransactionPosted) -> dict[UUID, tuple[int, Decimal]]:
+    """The last entry of each account, and by how much it was debited."""
+    found: dict[UUID, tuple[int, Decimal]] = {}
     for entry in posted.entries:
-        versions[entry.account_id] = max(entry.version, versions.get(entry.account_id, 0))
-        debited[entry.account_id] += Decimal(entry.amount) * (1 if entry.direction == "DEBIT" else -1)
-    return _Screened(
-        posted,
-        [_Leg(FlowQuestion(one, version, posted.posted_at), debited[one]) for one, version in versions.items()],
-    )
+        version, debited = found.get(entry.account_id, (0, Decimal(0)))
+        moved = Decimal(entry.amount) * (1 if entry.direction == "DEBIT" else -1)
+        found[entry.account_id] = (max(entry.version, version), debited + moved)
+    return found
 
 
-def _facts(
-    one: _Screened, legs: Sequence[tuple[_Leg, Flow]], receivers: Mapping[FlowQuestion, int | None]
-) -> dict[str, Any]:
-    """As the rules read them; what could not be measured is left out."""
+def _facts(one: _Screened, past: _Past, names: frozenset[str]) -> dict[str, Any]:
+    """As the rules read them; what could not be measured is left out, and so is what nobody asks for."""
     posted = one.posted
     facts: dict[str, Any] = {
         "transactionId": str(posted.transaction_id), "reference": posted.reference, "amount": Decimal(posted.amount),
         "currency": posted.currency, "entryCount": len(posted.entries), "postedAt": posted.posted_at,
         "accounts": [str(account_id) for account_id in posted.account_ids],
     }  # fmt: skip
-    if not one.is_measured:
+    if not one.legs:
         return facts
     for name, sign in (("fromAccount", -1), ("toAccount", 1)):
-        if found := _moved(legs, sign):
-            facts[name] = str(found[0][0].question.account_id)
-    watched = [pair for pair in legs if pair[1].is_customers] or legs
-    lowered = _moved(watched, -1)
-    facts |= _measure(lowered, ("outs", "out_minor"), posted.currency)
-    facts |= _measure(_moved(watched, 1), ("ins", "in_minor"), posted.currency)
-    counted = [receivers.get(leg.question) for leg, _ in lowered]
-    if None not in counted:
-        facts[RECEIVERS] = max((number for number in counted if number is not None), default=0)
+        if found := one.moved(sign):
+            facts[name] = str(found[0].question.account_id)
+    if names & MEASURED_NAMES:
+        for sign, parts in ((-1, ("outs", "out_minor")), (1, ("ins", "in_minor"))):
+            facts |= _measure([past.flows[leg.question] for leg in one.watched(sign)], parts, posted.currency)
+    if RECEIVERS in names:
+        counted = [past.receivers[leg.question] for leg in one.watched(-1)]
+        if None not in counted:
+            facts[RECEIVERS] = max((number for number in counted if number is not None), default=0)
     return facts
 
 
-def _moved(legs: Sequence[tuple[_Leg, Flow]], sign: int) -> list[tuple[_Leg, Flow]]:
-    """Those that were lowered, or raised: customers first, then by how much."""
-    moved = [(leg, flow) for leg, flow in legs if sign * leg.raised(flow) > 0]
-    return sorted(moved, key=lambda pair: (not pair[1].is_customers, -abs(pair[0].debited)))
-
-
-def _measure(legs: Sequence[tuple[_Leg, Flow]], parts: Sequence[str], currency: str) -> dict[str, Any]:
+def _measure(flows: Sequence[Flow], parts: Sequence[str], currency: str) -> dict[str, Any]:
     """The largest among these accounts, by window; absent when one of them was too busy to be measured."""
     facts: dict[str, Any] = {}
     for window, suffix in SUFFIXES.items():
-        moved = [flow.windows[window] for _, flow in legs]
+        moved = [flow.windows[window] for flow in flows]
         if None in moved:
             continue
         for part in parts:
@@ -151,6 +185,7 @@ async def _flag(
 ) -> list[Case]:
     """Alerts and cases of those that have none, and what others hear of it."""
     paid = await payments.find_posted(tx, list(flagged))
+    posters = await ledger.find_posters(tx, list(flagged))
     rules = opening.rules_in_force()
 
     def tell(case: Case) -> AmlFlagged:
@@ -163,19 +198,25 @@ async def _flag(
         )  # fmt: skip
 
     new = [
-        _new_case(posted, decision, in_force, rules, paid.get(transaction_id))
+        _new_case(posted, decision, in_force, rules, paid.get(transaction_id), posters.get(transaction_id))
         for transaction_id, (posted, decision) in flagged.items()
     ]
     return await opening.open_cases(tx, Kind.AML, RULE_SET, new, tell)
 
 
 def _new_case(
-    posted: TransactionPosted, decision: Decision, in_force: decisions.InForce, rules: Rules, payment: Any
+    posted: TransactionPosted,
+    decision: Decision,
+    in_force: decisions.InForce,
+    rules: Rules,
+    payment: Any,
+    poster: str | None,
 ) -> NewCase:
+    """Whose money it is, for nobody judges his own: who initiated the payment, or posted it without one."""
     found = opening.describe(
         decision, in_force.trace(decision), rules, amount=Decimal(posted.amount), currency=posted.currency
     )
     return NewCase(
         payment_id=payment.id if payment else None, transaction_id=posted.transaction_id,
-        initiated_by=payment.initiated_by if payment else None, **found,
+        initiated_by=payment.initiated_by if payment else poster, **found,
     )  # fmt: skip

@@ -62,7 +62,11 @@ class Copilot(Protocol):
     name: str
 
     async def explain(self, brief: Brief) -> str:
-        """A few sentences."""
+        """A few sentences. Each call has a thread and an event loop of its own, which ends with it.
+
+        So one that blocks holds up nobody else, and nothing that belongs to a loop (an asynchronous client, a lock, a
+        task) may be kept from one call to the next: open it here, or keep something that threads may share.
+        """
         ...
 
 

@@ -11,10 +11,12 @@ from pydantic.alias_generators import to_camel
 from duly import EventBody
 
 TOPIC = "compliance.events"
+READERS = ("COMPLIANCE_OFFICER",)
+"""Nobody else learns from events that somebody is being looked at: not whoever runs the engine either."""
 CAMEL = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
 
-class AmlFlagged(EventBody, type="aml.flagged", topic=TOPIC, aggregate="transaction_id", internal=True):
+class AmlFlagged(EventBody, type="aml.flagged", topic=TOPIC, aggregate="transaction_id", readers=READERS):
     """The rules found something about a transaction that was posted: a person looks at it."""
 
     model_config = CAMEL
@@ -28,7 +30,7 @@ class AmlFlagged(EventBody, type="aml.flagged", topic=TOPIC, aggregate="transact
     currency: str
 
 
-class CaseOpened(EventBody, type="compliance.case.opened", topic=TOPIC, aggregate="case_id", internal=True):
+class CaseOpened(EventBody, type="compliance.case.opened", topic=TOPIC, aggregate="case_id", readers=READERS):
     """Somebody has to decide, until then."""
 
     model_config = CAMEL
@@ -41,7 +43,7 @@ class CaseOpened(EventBody, type="compliance.case.opened", topic=TOPIC, aggregat
     due_at: datetime
 
 
-class CaseAssigned(EventBody, type="compliance.case.assigned", topic=TOPIC, aggregate="case_id", internal=True):
+class CaseAssigned(EventBody, type="compliance.case.assigned", topic=TOPIC, aggregate="case_id", readers=READERS):
     """Somebody works on it; without an assignee, nobody does any more."""
 
     model_config = CAMEL
@@ -49,7 +51,7 @@ class CaseAssigned(EventBody, type="compliance.case.assigned", topic=TOPIC, aggr
     assignee: str | None
 
 
-class CaseProposed(EventBody, type="compliance.case.proposed", topic=TOPIC, aggregate="case_id", internal=True):
+class CaseProposed(EventBody, type="compliance.case.proposed", topic=TOPIC, aggregate="case_id", readers=READERS):
     """One officer would decide so; a second one must confirm it."""
 
     model_config = CAMEL
@@ -59,7 +61,7 @@ class CaseProposed(EventBody, type="compliance.case.proposed", topic=TOPIC, aggr
 
 
 class CaseProposalRefused(
-    EventBody, type="compliance.case.proposal_refused", topic=TOPIC, aggregate="case_id", internal=True
+    EventBody, type="compliance.case.proposal_refused", topic=TOPIC, aggregate="case_id", readers=READERS
 ):
     """The second officer did not agree, or the first one has thought better of it: it is open again."""
 
@@ -68,7 +70,7 @@ class CaseProposalRefused(
     refused_by: str
 
 
-class CaseOverdue(EventBody, type="compliance.case.overdue", topic=TOPIC, aggregate="case_id", internal=True):
+class CaseOverdue(EventBody, type="compliance.case.overdue", topic=TOPIC, aggregate="case_id", readers=READERS):
     """Nobody has decided in time."""
 
     model_config = CAMEL
@@ -77,13 +79,12 @@ class CaseOverdue(EventBody, type="compliance.case.overdue", topic=TOPIC, aggreg
     due_at: datetime
 
 
-class CaseResolved(EventBody, type="compliance.case.resolved", topic=TOPIC, aggregate="case_id", internal=True):
+class CaseResolved(EventBody, type="compliance.case.resolved", topic=TOPIC, aggregate="case_id", readers=READERS):
     """It was decided, and this is what came of it."""
 
     model_config = CAMEL
     case_id: UUID
     decision: str
-    reason_code: str
     effect: str
     payment_id: UUID | None
     transaction_id: UUID | None
@@ -91,7 +92,7 @@ class CaseResolved(EventBody, type="compliance.case.resolved", topic=TOPIC, aggr
     confirmed_by: str | None
 
 
-class CaseExpired(EventBody, type="compliance.case.expired", topic=TOPIC, aggregate="case_id", internal=True):
+class CaseExpired(EventBody, type="compliance.case.expired", topic=TOPIC, aggregate="case_id", readers=READERS):
     """The payment that it is about was rejected, because nobody has decided in time."""
 
     model_config = CAMEL

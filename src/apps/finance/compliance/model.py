@@ -17,6 +17,8 @@ from duly.errors import Conflict, Forbidden, Invalid, NotFound, Refused
 SYSTEM = "system"
 MOST_LINES = 1_000
 """Of a timeline, before comments, evidence and reassignments are refused; how a case ends can always be written."""
+MOST_PROPOSAL_LINES = 1_200
+"""Before a proposal can no longer be refused: one that is made then stands until somebody else confirms it."""
 LONGEST_REFERENCE = 200
 ANY_CURRENCY = "*"
 DEFAULT_FOUR_EYES = "*=15000"
@@ -94,8 +96,8 @@ class Effect(StrEnum):
     HOLD_VOIDED = "HOLD_VOIDED"  # a held payment was rejected
     REVERSED = "REVERSED"  # what was posted was reversed, now
     ALREADY_REVERSED = "ALREADY_REVERSED"  # somebody had reversed it before
-    RETURNING = "RETURNING"  # the payment is called back; the ledger takes the money back later
-    MONEY_STAYS = "MONEY_STAYS"  # what was posted stays posted
+    RETURNING = "RETURNING"  # the payment is called back, or has failed; the ledger takes the money back later
+    MONEY_STAYS = "MONEY_STAYS"  # what was posted is posted, and nobody takes it back
     NOTHING_HELD = "NOTHING_HELD"  # the payment had ended before, and no money of it had moved
 
 
@@ -385,7 +387,7 @@ def check_decide(case: Case, *, actor: str) -> None:
 
 
 def propose(case: Case, proposal: Proposal) -> Case:
-    """One officer has decided; a second one is needed."""
+    """One officer has decided; a second one is needed. There is always room for it: one that stands is the last."""
     return replace(case, status=Status.PROPOSED, proposal=proposal, needs_two=True)
 
 
@@ -406,6 +408,8 @@ def refuse(case: Case, *, actor: str) -> Case:
     check_open(case, actor)
     if case.proposal is None:
         raise NothingProposed("no decision is proposed")
+    if case.version >= MOST_PROPOSAL_LINES:
+        raise TimelineFull(f"the case has {case.version} lines, and so the last proposal stands: confirm it")
     return replace(case, status=Status.OPEN, proposal=None)
 
 

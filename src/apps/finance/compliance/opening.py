@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from apps.finance.compliance import events, store
@@ -21,12 +22,14 @@ from apps.finance.decisions import service as decisions
 from apps.finance.decisions.model import Decision, DecisionNotFound, Verdict
 from apps.finance.payments import service as payments
 from apps.finance.payments.events import PaymentPendingReview
-from apps.finance.payments.model import Payment
+from apps.finance.payments.model import REVIEW_WINDOW, Payment
 from duly import EventBody, NewJob, Tx, emit, schedule_many
 from duly.failpoints import failpoint
 
 FOUR_EYES_VARIABLE, SLA_VARIABLE = "COMPLIANCE_FOUR_EYES", "COMPLIANCE_SLA_HOURS"
 DUE = "compliance.case-due"
+BEFORE_EXPIRY = timedelta(days=1)
+"""So long before a review ends by itself its case is due, whatever the settings say: somebody hears of it in time."""
 MOST_TRACED = 50  # rules of which an alert keeps what each condition said
 
 
@@ -124,7 +127,8 @@ async def _review(tx: Tx, payment: Payment) -> store.NewCase:
             "currency": payment.currency, "needs_two": needs_two, "hours": rules.sla_hours[severity],
         }  # fmt: skip
     return store.NewCase(
-        payment_id=payment.id, transaction_id=None, initiated_by=payment.initiated_by, **found
+        payment_id=payment.id, transaction_id=None, initiated_by=payment.initiated_by,
+        latest=payment.created_at + REVIEW_WINDOW - BEFORE_EXPIRY, **found,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from apps.finance.compliance.model import (
     check_decide,
 )
 from apps.finance.ledger import service as ledger
-from apps.finance.ledger.model import AlreadyReversed
+from apps.finance.ledger.model import AlreadyReversed, TransactionStatus
 from apps.finance.payments import service as payments
 from apps.finance.payments.model import Payment, State
 from duly import Tx, emit
@@ -135,7 +135,7 @@ async def _carry_out(tx: Tx, case: Case, payment: Payment | None, decision: Verd
     if posted is None:
         return Effect.NOTHING_HELD
     if decision is Verdict.APPROVE:
-        return Effect.MONEY_STAYS
+        return await _leave(tx, payment, posted)
     if payment is not None and payment.is_moving:
         return await _call_back(tx, payment)
     try:
@@ -143,6 +143,13 @@ async def _carry_out(tx: Tx, case: Case, payment: Payment | None, decision: Verd
     except AlreadyReversed:
         return Effect.ALREADY_REVERSED
     return Effect.REVERSED
+
+
+async def _leave(tx: Tx, payment: Payment | None, posted: UUID) -> Effect:
+    """Nothing is done about what was posted; where the money is, was decided by others before."""
+    if await ledger.lock_transaction(tx, posted) is TransactionStatus.REVERSED:
+        return Effect.ALREADY_REVERSED
+    return Effect.RETURNING if payment is not None and payment.state is State.RETURNING else Effect.MONEY_STAYS
 
 
 async def _call_back(tx: Tx, payment: Payment) -> Effect:
@@ -164,7 +171,7 @@ def _said(proposal: Proposal) -> dict[str, Any]:
 
 def _fact(case: Case, resolution: Resolution) -> events.CaseResolved:
     return events.CaseResolved(
-        case_id=case.id, decision=resolution.decision.value, reason_code=resolution.reason_code.value,
-        effect=resolution.effect.value, payment_id=case.payment_id, transaction_id=case.transaction_id,
-        resolved_by=resolution.by, confirmed_by=resolution.confirmed_by,
+        case_id=case.id, decision=resolution.decision.value, effect=resolution.effect.value,
+        payment_id=case.payment_id, transaction_id=case.transaction_id, resolved_by=resolution.by,
+        confirmed_by=resolution.confirmed_by,
     )  # fmt: skip

@@ -18,10 +18,11 @@ WITH given AS MATERIALIZED (
         CAST(:transaction_ids AS uuid[]), CAST(:decision_ids AS uuid[]), CAST(:rule_set_versions AS integer[]),
         CAST(:outcomes AS text[]), CAST(:severitys AS text[]), CAST(:factss AS text[]), CAST(:matcheds AS text[]),
         CAST(:incompletes AS text[]), CAST(:traces AS text[]), CAST(:amounts AS bigint[]), CAST(:currencys AS text[]),
-        CAST(:initiators AS text[]), CAST(:needs_twos AS boolean[]), CAST(:hourss AS integer[]))
+        CAST(:initiators AS text[]), CAST(:needs_twos AS boolean[]), CAST(:hourss AS integer[]),
+        CAST(:latests AS timestamptz[]))
         WITH ORDINALITY AS g(alert_id, case_id, payment_id, transaction_id, decision_id, rule_set_version, outcome,
                              severity, facts, matched, incomplete, trace, amount, currency, initiated_by, needs_two,
-                             hours, place)
+                             hours, latest, place)
 ), raised AS (
     INSERT INTO compliance.alerts (id, source, payment_id, transaction_id, decision_id, rule_set_id, rule_set_version,
                                    outcome, severity, facts, matched, incomplete, trace, raised_at)
@@ -35,8 +36,8 @@ WITH given AS MATERIALIZED (
     INSERT INTO compliance.cases (id, kind, status, severity, alert_id, payment_id, transaction_id, amount, currency,
                                   initiated_by, needs_two, due_at, created_at, updated_at)
     SELECT g.case_id, CAST(:kind AS text), 'OPEN', g.severity, g.alert_id, g.payment_id, g.transaction_id, g.amount,
-           g.currency, g.initiated_by, g.needs_two, duly.now() + make_interval(hours => g.hours), duly.now(),
-           duly.now()
+           g.currency, g.initiated_by, g.needs_two,
+           greatest(least(duly.now() + make_interval(hours => g.hours), g.latest), duly.now()), duly.now(), duly.now()
     FROM given g JOIN raised r ON r.id = g.alert_id
     RETURNING *
 ), told AS (

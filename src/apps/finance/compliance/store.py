@@ -66,6 +66,8 @@ class NewCase:
     initiated_by: str | None
     needs_two: bool
     hours: int
+    latest: datetime | None = None
+    """When it is due at the latest, however many hours there are."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ async def open_cases(tx: Tx, kind: Kind, rule_set_id: str, new: Sequence[NewCase
         values[f"{name}s"] = [json.dumps(getattr(one, name)) for one in new]
     values |= {
         "severitys": [one.severity.value for one in new], "initiators": [one.initiated_by for one in new],
-        "hourss": [one.hours for one in new],
+        "hourss": [one.hours for one in new], "latests": [one.latest for one in new],
         "amounts": [int(one.amount.scaleb(MINOR_UNITS[one.currency])) for one in new],
     }  # fmt: skip
     return [_case(row) for row in (await tx.execute(sql.OPEN_CASES, values)).mappings()]

@@ -23,15 +23,16 @@ from duly.clock import monotonic
 
 @dataclass(frozen=True)
 class Question:
-    """What is decided about."""
+    """What is decided about; ``at`` is when it happened, which the rules take for now, however late it is."""
 
     facts: Mapping[str, Any]
     subject: str
+    at: datetime
 
 
 @dataclass(frozen=True)
 class InForce:
-    """A rule set as it is in force, and what time it is."""
+    """A rule set as it is in force, and what time it is while it decides."""
 
     loaded: Loaded
     now: datetime
@@ -62,7 +63,7 @@ async def evaluate_many(tx: Tx, rules: InForce, questions: Sequence[Question]) -
     loaded, made = rules.loaded, []
     for question in questions:
         recorded = reading.record(loaded.settings.fields, question.facts)
-        recorded[NOW] = rules.now.isoformat()
+        recorded[NOW] = question.at.isoformat()
         began = monotonic()
         verdict = loaded.compiled.decide(recorded)
         made.append((question, recorded, verdict, round((monotonic() - began) * 1_000_000)))

@@ -68,6 +68,14 @@ CALLBACK_BODY = {
 }
 
 
+def _keep_out_of_caches(response: Response) -> None:
+    """Who is checked, and where that begins, is for whoever asked."""
+    response.headers["Cache-Control"] = "no-store"
+
+
+UNCACHED = [Depends(_keep_out_of_caches)]
+
+
 class NoSuchProvider(NotFound):
     """No provider of this name is plugged in."""
 
@@ -107,10 +115,9 @@ class NewSession(_Body):
 
 
 class SessionView(_View):
-    """A session; ``hostedUrl`` is where the person goes, until it is over. Nothing else is known of the person here."""
+    """A session. Nothing else is known of the person here."""
 
     session_id: UUID
-    hosted_url: str | None
     status: Status
     user_id: str
     provider_id: str
@@ -119,6 +126,12 @@ class SessionView(_View):
     created_at: datetime
     expires_at: datetime
     updated_at: datetime
+
+
+class CreatedSession(SessionView):
+    """A new session; ``hostedUrl`` is where the person goes. It is the credential, and is shown this once."""
+
+    hosted_url: str
 
 
 class HistoryView(_View):
@@ -152,6 +165,7 @@ class UnmatchedView(_View):
     client_ref: UUID | None
     session_ref: str | None
     status: str | None
+    evidence_ref: str | None
     problem: str
     session_id: UUID | None
     received_at: datetime
@@ -209,23 +223,23 @@ def create_router(development_secrets: Mapping[str, str], *, provider: str) -> R
     async def receive(provider_id: str, request: Request, tx: RequestTx) -> Received:
         return await receivers.find(provider_id, _settings(request))(request, tx)
 
-    @router.post("/kyc/sessions", status_code=201)
+    @router.post("/kyc/sessions", status_code=201, dependencies=UNCACHED)
     async def create_session(
         new: NewSession, caller: Agent, tx: RequestTx, request: Request, response: Response
-    ) -> SessionView:
+    ) -> CreatedSession:
         """Have somebody checked."""
-        session = await service.create_session(
+        session, token = await service.create_session(
             tx, user_id=new.user_id, provider=new.provider_id or provider, by=caller.subject[:255],
             known=development_secrets,
         )  # fmt: skip
         response.headers["Location"] = f"/v1/kyc/sessions/{session.id}"
-        return SessionView.model_validate(_values(session, _settings(request)))
+        hosted_url = f"{find_hosted_url(_settings(request))}/{session.id}/{token}"
+        return CreatedSession.model_validate(_values(session) | {"hosted_url": hosted_url})
 
-    @router.get("/kyc/sessions")
+    @router.get("/kyc/sessions", dependencies=UNCACHED)
     async def list_sessions(
         _caller: Agent,
         tx: RequestTx,
-        request: Request,
         user_id: Annotated[UserId | None, Query(alias="userId")] = None,
         status: Status | None = None,
         before: UUID | None = None,
@@ -237,15 +251,15 @@ def create_router(development_secrets: Mapping[str, str], *, provider: str) -> R
             refused.faults = (Fault("query", "$.status", "leave it out, or leave userId out"),)
             raise refused
         items, following = await service.list_sessions(tx, user_id=user_id, status=status, before=before, limit=limit)
-        views = [SessionView.model_validate(_values(one, _settings(request))) for one in items]
+        views = [SessionView.model_validate(_values(one)) for one in items]
         return SessionPage(items=views, next=following)
 
-    @router.get("/kyc/sessions/{session_id}")
-    async def read_session(session_id: UUID, _caller: Agent, tx: RequestTx, request: Request) -> SessionDetail:
+    @router.get("/kyc/sessions/{session_id}", dependencies=UNCACHED)
+    async def read_session(session_id: UUID, _caller: Agent, tx: RequestTx) -> SessionDetail:
         """One of them, with its history."""
         session, history = await service.read_session(tx, session_id)
         lines = [_show_line(line) for line in history]
-        return SessionDetail.model_validate(_values(session, _settings(request)) | {"history": lines})
+        return SessionDetail.model_validate(_values(session) | {"history": lines})
 
     @router.post("/webhooks/kyc/{provider_id}", openapi_extra={"x-idempotent": False, "requestBody": CALLBACK_BODY})
     async def receive_callback(
@@ -339,10 +353,9 @@ def _read_callback(provider: str, received: Received) -> Callback:
     )
 
 
-def _values(session: Session, settings: Settings) -> dict[str, Any]:
-    hosted_url = f"{find_hosted_url(settings)}/{session.id}/{session.token}" if session.is_open else None
+def _values(session: Session) -> dict[str, Any]:
     values = {name: getattr(session, name) for name in SHOWN}
-    return values | {"session_id": session.id, "provider_id": session.provider, "hosted_url": hosted_url}
+    return values | {"session_id": session.id, "provider_id": session.provider}
 
 
 SHOWN = ("status", "user_id", "evidence_ref", "version", "created_at", "expires_at", "updated_at")

@@ -20,7 +20,7 @@ import structlog
 
 from apps.finance.kyc.model import is_opaque
 from duly.auth.setup import find_api_url
-from duly.errors import Unavailable
+from duly.errors import Refused, Unavailable
 from duly.settings import Settings
 from duly.telemetry import current_origin
 
@@ -143,7 +143,21 @@ def find_callback_url(provider: str, settings: Settings) -> str:
 
 def find_hosted_url(settings: Settings) -> str:
     """Where people come to begin: KYC_HOSTED_URL, or our own API."""
-    return (os.environ.get(HOSTED_VARIABLE, "") or find_api_url(settings) + HOSTED_PATH).rstrip("/")
+    base = os.environ.get(HOSTED_VARIABLE, "") or find_api_url(settings) + HOSTED_PATH
+    return _check_url(base, HOSTED_VARIABLE, settings)
+
+
+def check_addresses(settings: Settings) -> None:
+    """Refused for what is set and cannot be meant: people would be sent there with a secret in the address.
+
+    Nothing needs to be set where nobody is checked.
+    """
+    for variable in (URL_VARIABLE, CALLBACK_VARIABLE, HOSTED_VARIABLE):
+        if url := os.environ.get(variable, ""):
+            try:
+                _check_url(url, variable, settings)
+            except NoProvider as wrong:
+                raise Refused(str(wrong)) from None
 
 
 def _find_provider_url(settings: Settings) -> str:

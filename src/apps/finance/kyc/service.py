@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import secrets
 from collections.abc import Collection
 from dataclasses import replace
@@ -30,19 +29,23 @@ from apps.finance.kyc.model import (
     UnknownProvider,
     Verdict,
     has_run_out,
+    hash_token,
     hear,
     is_opaque,
+    opens,
 )
 from duly import Tx, cancel, emit, schedule
 from duly.errors import Fault
 from duly.failpoints import failpoint
 from duly.messages import EventBody
-from duly.operate.alerts import raise_alert
+from duly.operate.alerts import raise_alert, resolve_alert
 
 log = structlog.get_logger("apps.kyc")
 EXPIRE, SWEEP, FORGET = "kyc.expire", "kyc.sweep", "kyc.forget"
 SWEEP_BATCH = 500
 FORGET_LIMIT = 5_000
+MOST_OF_AN_ACTOR = 200  # in the engine's audit
+SYSTEM = "system"
 FACTS: dict[Status, type[EventBody]] = {
     Status.PENDING: events.SessionCreated, Status.APPROVED: events.SessionApproved,
     Status.REJECTED: events.SessionRejected, Status.EXPIRED: events.SessionExpired,
@@ -52,24 +55,31 @@ FACTS: dict[Status, type[EventBody]] = {
 # -- beginning -------------------------------------------------------------------------------------------------------
 
 
-async def create_session(tx: Tx, *, user_id: str, provider: str, by: str, known: Collection[str]) -> Session:
-    """A session that expires by itself, whether or not anybody ever comes, or the provider ever answers (F8)."""
+async def create_session(
+    tx: Tx, *, user_id: str, provider: str, by: str, known: Collection[str]
+) -> tuple[Session, str]:  # fmt: skip
+    """A session that expires by itself, whether or not anybody ever comes, or the provider ever answers (F8).
+
+    With the token that opens its page, this once: it is not kept.
+    """
     if provider not in known:
         refused = UnknownProvider("no provider of this name is plugged in")
         refused.faults = (Fault("body", "$.providerId", "name a provider that is plugged in, or leave it out"),)
         raise refused
     token = secrets.token_urlsafe(TOKEN_BYTES)
-    session = await store.insert_session(tx, user_id=user_id, provider=provider, by=by, token=token, window=WINDOW)
+    session = await store.insert_session(
+        tx, user_id=user_id, provider=provider, by=by, token=hash_token(token), window=WINDOW
+    )
     failpoint("handler.mid")
     await schedule(tx, EXPIRE, session.id, session.expires_at)
     await emit(tx, _fact(session))
-    return session
+    return session, token
 
 
 async def begin_opening(tx: Tx, session_id: UUID, *, token: str) -> tuple[Session, timedelta]:
     """The session that somebody came for, and how long it has; SessionNotFound also for a wrong token."""
     found = await store.lock_session(tx, session_id)
-    if found is None or not hmac.compare_digest(found.session.token.encode(), token.encode("utf-8", "replace")):
+    if found is None or not opens(found.session, token):
         raise SessionNotFound("there is no such page")
     session = await _expire_if_over(tx, found)
     return session, max(session.expires_at - found.now, timedelta(0))
@@ -157,6 +167,7 @@ async def dismiss_callback(tx: Tx, callback_id: UUID, *, actor: str, handled: Ha
     """A person has dealt with a callback that was kept; once."""
     dismissed = await store.dismiss_callback(tx, callback_id, actor=actor, handled=handled.value)
     if dismissed is not None:
+        await _close_alert(tx, dismissed.provider, dismissed.session_id, actor=actor, reason="dealt with")
         return dismissed
     if await store.has_callback(tx, callback_id):
         raise CallbackDealtWith("the callback was dealt with before")
@@ -167,7 +178,9 @@ async def forget(tx: Tx, *, limit: int = FORGET_LIMIT) -> tuple[int, int, bool]:
     """Drop what nobody may keep any longer: sessions, callbacks, and whether there may be more."""
     gone = await store.forget_sessions(tx, days=KEPT_DAYS, limit=limit)
     failpoint("handler.mid")
-    callbacks = await store.forget_callbacks(tx, days=CALLBACKS_KEPT_DAYS, limit=limit)
+    callbacks, waiting = await store.forget_callbacks(tx, days=CALLBACKS_KEPT_DAYS, limit=limit)
+    for provider, session_id in sorted(waiting, key=str):
+        await _close_alert(tx, provider, session_id, actor=SYSTEM, reason="no longer kept")
     return gone, callbacks, limit in (gone, callbacks)
 
 
@@ -232,10 +245,23 @@ async def _keep(tx: Tx, callback: Callback, problem: Problem, session: Session |
     await store.keep_callback(tx, callback, problem=problem, session_id=session_id)
     await raise_alert(
         tx,
-        subject=f"kyc.callbacks.{callback.provider}" + (f":{session_id}" if session_id else ""),
+        subject=_subject(callback.provider, session_id),
         message=f"a callback of {callback.provider} is kept for a person: {problem.value}",
     )
     return "kept"
+
+
+def _subject(provider: str, session_id: UUID | None) -> str:
+    """Of the engine's alert about callbacks of this session, or of none that is known."""
+    return f"kyc.callbacks.{provider}" + (f":{session_id}" if session_id else "")
+
+
+async def _close_alert(tx: Tx, provider: str, session_id: UUID | None, *, actor: str, reason: str) -> None:
+    """Once the last callback of its subject is dealt with; the alert is locked before they are looked for."""
+    alerts = await store.lock_alerts(tx, _subject(provider, session_id))
+    if alerts and not await store.has_open_callback(tx, provider, session_id):
+        for alert_id in alerts:
+            await resolve_alert(tx, alert_id, actor=actor[:MOST_OF_AN_ACTOR], reason=reason)
 
 
 def _fact(session: Session) -> EventBody:

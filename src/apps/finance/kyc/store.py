@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -74,9 +74,9 @@ WHERE session_id = CAST(:id AS uuid) ORDER BY number DESC LIMIT CAST(:limit AS i
 """)
 KEEP_CALLBACK = text("""
 INSERT INTO kyc.unmatched_callbacks
-    (id, provider, event_id, client_ref, session_ref, status, problem, session_id, received_at)
+    (id, provider, event_id, client_ref, session_ref, status, evidence_ref, problem, session_id, received_at)
 VALUES (CAST(:id AS uuid), :provider, :event_id, CAST(:client_ref AS uuid), CAST(:session_ref AS text),
-        CAST(:status AS text), :problem, CAST(:session_id AS uuid), duly.now())
+        CAST(:status AS text), CAST(:evidence_ref AS text), :problem, CAST(:session_id AS uuid), duly.now())
 ON CONFLICT (provider, event_id) DO NOTHING
 """)
 DISMISS_CALLBACK = text("""
@@ -85,6 +85,18 @@ SET dismissed_at = greatest(duly.now(), received_at), dismissed_by = CAST(:actor
     handled = CAST(:handled AS text)
 WHERE id = CAST(:id AS uuid) AND dismissed_at IS NULL
 RETURNING *
+""")
+# Asked once the alert is locked: whoever keeps another callback has counted the alert up before, or opens a new one.
+HAS_OPEN_CALLBACK = text("""
+SELECT EXISTS (SELECT 1 FROM kyc.unmatched_callbacks
+WHERE dismissed_at IS NULL AND provider = CAST(:provider AS text)
+  AND coalesce(session_id, CAST('00000000-0000-0000-0000-000000000000' AS uuid))
+      = coalesce(CAST(:session_id AS uuid), CAST('00000000-0000-0000-0000-000000000000' AS uuid)))
+""")
+LOCK_ALERTS = text("""
+SELECT a.id FROM duly.alerts a
+WHERE a.kind = 'application' AND a.subject = CAST(:subject AS text) AND a.resolved_at IS NULL
+ORDER BY a.id FOR UPDATE
 """)
 FIND_CALLBACK = text("SELECT id FROM kyc.unmatched_callbacks WHERE id = CAST(:id AS uuid)")
 # The history goes with its session.
@@ -101,7 +113,7 @@ DELETE FROM kyc.unmatched_callbacks WHERE id = ANY(ARRAY(
     SELECT c.id FROM kyc.unmatched_callbacks c
     WHERE c.received_at < duly.now() - make_interval(days => CAST(:days AS integer))
     ORDER BY c.received_at, c.id LIMIT CAST(:limit AS integer) FOR UPDATE SKIP LOCKED))
-RETURNING id
+RETURNING provider, session_id, dismissed_at IS NULL AS is_open
 """)
 # A page of each list, the newest first: ids are ordered by time. Rows, not "status = :status": of a status that few
 # have, a plan for any of them would read all sessions by their ids.
@@ -159,6 +171,7 @@ class Unmatched:
     dismissed_at: datetime | None
     dismissed_by: str | None
     handled: str | None
+    evidence_ref: str | None
 
 
 async def insert_session(tx: Tx, *, user_id: str, provider: str, by: str, token: str, window: timedelta) -> Session:
@@ -249,7 +262,7 @@ async def keep_callback(tx: Tx, callback: Callback, *, problem: Problem, session
     values = {
         "id": uuid7(), "provider": callback.provider, "event_id": callback.event_id, "problem": problem.value,
         "client_ref": callback.client_ref, "session_ref": callback.session_ref, "session_id": session_id,
-        "status": callback.status.value if callback.status else None,
+        "status": callback.status.value if callback.status else None, "evidence_ref": callback.evidence_ref,
     }  # fmt: skip
     await tx.execute(KEEP_CALLBACK, values)
 
@@ -257,14 +270,25 @@ async def keep_callback(tx: Tx, callback: Callback, *, problem: Problem, session
 async def list_unmatched(tx: Tx, *, is_open: bool, before: UUID | None, limit: int) -> list[Unmatched]:
     """The newest first."""
     found = await tx.execute(LIST_OPEN_CALLBACKS if is_open else LIST_CALLBACKS, {"before": before, "limit": limit})
-    return [Unmatched(**row) for row in found.mappings()]
+    return [_unmatched(row) for row in found.mappings()]
 
 
 async def dismiss_callback(tx: Tx, callback_id: UUID, *, actor: str, handled: str) -> Unmatched | None:
     """Somebody has dealt with it; None when it is not open."""
     values = {"id": callback_id, "actor": actor, "handled": handled}
     row = (await tx.execute(DISMISS_CALLBACK, values)).mappings().one_or_none()
-    return Unmatched(**row) if row else None
+    return _unmatched(row) if row else None
+
+
+async def lock_alerts(tx: Tx, subject: str) -> list[int]:
+    """The engine's open alerts of this subject: nobody else closes them until the commit."""
+    return [row[0] for row in await tx.execute(LOCK_ALERTS, {"subject": subject})]
+
+
+async def has_open_callback(tx: Tx, provider: str, session_id: UUID | None) -> bool:
+    """Whether one of this session, or of none, waits for somebody."""
+    found: bool = (await tx.execute(HAS_OPEN_CALLBACK, {"provider": provider, "session_id": session_id})).scalar_one()
+    return found
 
 
 async def has_callback(tx: Tx, callback_id: UUID) -> bool:
@@ -272,9 +296,14 @@ async def has_callback(tx: Tx, callback_id: UUID) -> bool:
     return (await tx.execute(FIND_CALLBACK, {"id": callback_id})).scalar_one_or_none() is not None
 
 
-async def forget_callbacks(tx: Tx, *, days: int, limit: int) -> int:
-    """Delete the oldest; how many."""
-    return len((await tx.execute(FORGET_CALLBACKS, {"days": days, "limit": limit})).all())
+async def forget_callbacks(tx: Tx, *, days: int, limit: int) -> tuple[int, set[tuple[str, UUID | None]]]:
+    """Delete the oldest; how many, and of whom some had waited for somebody."""
+    gone = (await tx.execute(FORGET_CALLBACKS, {"days": days, "limit": limit})).all()
+    return len(gone), {(row.provider, row.session_id) for row in gone if row.is_open}
+
+
+def _unmatched(row: Mapping[Any, Any]) -> Unmatched:
+    return Unmatched(**{field.name: row[field.name] for field in fields(Unmatched)})
 
 
 def _session(row: Mapping[Any, Any]) -> Session:

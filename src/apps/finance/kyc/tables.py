@@ -96,6 +96,7 @@ unmatched_callbacks = Table(
     Column("dismissed_at", _Moment),
     Column("dismissed_by", Text),
     Column("handled", Text),
+    Column("evidence_ref", Text),
     UniqueConstraint("provider", "event_id", name="unmatched_event_is_kept_once"),
     CheckConstraint(
         "problem IN ('unknown_session', 'unknown_status', 'names_differ', 'bad_evidence', 'contradicts')",
@@ -110,6 +111,14 @@ unmatched_callbacks = Table(
         "num_nonnulls(dismissed_at, dismissed_by, handled) IN (0, 3)", name="unmatched_dismissal_is_signed"
     ),
     CheckConstraint("length(dismissed_by) BETWEEN 1 AND 255", name="unmatched_dismissal_is_short"),
+    CheckConstraint(f"evidence_ref ~ '{OPAQUE}'", name="unmatched_evidence_is_opaque"),
 )
 Index("unmatched_open", unmatched_callbacks.c.id, postgresql_where=text("dismissed_at IS NULL"))
+NO_SESSION = "'00000000-0000-0000-0000-000000000000'::uuid"
+Index(
+    "unmatched_open_of_session",
+    unmatched_callbacks.c.provider,
+    text(f"coalesce(session_id, {NO_SESSION})"),
+    postgresql_where=text("dismissed_at IS NULL"),
+)
 Index("unmatched_age", unmatched_callbacks.c.received_at, unmatched_callbacks.c.id)

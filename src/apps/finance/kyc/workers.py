@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from apps.finance.kyc import service
+from apps.finance.kyc.gateways import check_addresses
 from apps.finance.kyc.model import SessionNotFound
 from duly import Cancel, Done, Duly, Fail, JobContext, Outcome, Snooze, Tx, schedule
 from duly.ids import parse_uuid
@@ -13,6 +14,7 @@ REST = "rest"  # the entity of a run that goes on where the one before it reache
 
 def register(app: Duly) -> None:
     """Add the jobs; the schedules of those that recur come with the migration."""
+    app.check_settings(check_addresses)
 
     @app.job(service.EXPIRE, max_retries=RETRIES)
     async def expire(ctx: JobContext, tx: Tx) -> Outcome:

@@ -298,15 +298,15 @@ async def reopen_account(account_id: UUID, _caller: Writer, tx: RequestTx) -> Ac
 
 
 @router.post("/transactions", status_code=201)
-async def post_transaction(new: NewTransaction, _caller: Poster, tx: RequestTx, response: Response) -> TransactionView:
+async def post_transaction(new: NewTransaction, caller: Poster, tx: RequestTx, response: Response) -> TransactionView:
     """Post a transaction; 409 when an account is closed or would be overdrawn, or the reference was used before."""
-    return _located(await service.post(tx, _posting(new)), response)
+    return _located(await service.post(tx, _posting(new), posted_by=caller.subject), response)
 
 
 @router.post("/transactions/batch", status_code=201)
-async def post_transactions(new: NewTransactions, _caller: Poster, tx: RequestTx) -> TransactionList:
+async def post_transactions(new: NewTransactions, caller: Poster, tx: RequestTx) -> TransactionList:
     """Post up to a thousand, all of them or none."""
-    made = await service.post_many(tx, [_posting(one) for one in new.transactions])
+    made = await service.post_many(tx, [_posting(one) for one in new.transactions], posted_by=caller.subject)
     return TransactionList(transactions=[_summarise(one) for one in made])
 
 
@@ -318,10 +318,11 @@ async def read_transaction(transaction_id: UUID, _caller: Reader, tx: RequestTx)
 
 @router.post("/transactions/{transaction_id}/reverse", status_code=201)
 async def reverse_transaction(
-    transaction_id: UUID, new: NewReversal, _caller: Reverser, tx: RequestTx, response: Response
+    transaction_id: UUID, new: NewReversal, caller: Reverser, tx: RequestTx, response: Response
 ) -> TransactionView:
     """Post its mirror image; 409 when it was reversed before, or when that would overdraw an account."""
-    return _located(await service.reverse(tx, transaction_id, reason=new.reason), response)
+    made = await service.reverse(tx, transaction_id, reason=new.reason, posted_by=caller.subject)
+    return _located(made, response)
 
 
 # -- holds -----------------------------------------------------------------------------------------------------------
@@ -343,12 +344,13 @@ async def read_hold(hold_id: UUID, _caller: Reader, tx: RequestTx) -> HoldView:
 
 @router.post("/holds/{hold_id}/capture", status_code=201)
 async def capture_hold(
-    hold_id: UUID, new: NewCapture, _caller: Poster, tx: RequestTx, response: Response
+    hold_id: UUID, new: NewCapture, caller: Poster, tx: RequestTx, response: Response
 ) -> TransactionView:
     """Pay what is held, or some of it; 409 when it has ended, or so much is not held."""
     transaction = await service.capture_hold(
-        tx, hold_id, to=new.to_account_id, reference=new.reference, amount=new.amount, final=new.final
-    )
+        tx, hold_id, to=new.to_account_id, reference=new.reference, amount=new.amount, final=new.final,
+        posted_by=caller.subject,
+    )  # fmt: skip
     return _located(transaction, response)
 
 

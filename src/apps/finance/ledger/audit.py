@@ -140,7 +140,7 @@ async def _verify_seals(tx: Tx) -> tuple[int, int, Violation | None]:
 
 async def _hash(tx: Tx, seal: Seal) -> ChainHash:
     """Over the lines that the seal covers, a page at a time."""
-    chain = ChainHash(seal.previous_hash)
+    chain = ChainHash(seal.previous_hash, seal.format)
     xid, transaction_id = seal.first_xid, store.NIL
     while lines := await store.read_lines(
         tx, xid=xid, transaction_id=transaction_id, next_xid=seal.next_xid, limit=LINES_AT_ONCE

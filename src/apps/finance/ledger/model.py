@@ -26,6 +26,8 @@ WINDOWS = ("hour", "day", "week")
 """Over which flows are measured."""
 GENESIS = bytes(32)
 """What the first seal follows."""
+SEAL_FORMAT = 2
+"""What new seals are over; older ones are verified as they were made."""
 
 
 class AccountType(StrEnum):
@@ -244,11 +246,15 @@ class Transaction:
 
 @dataclass(frozen=True)
 class FlowQuestion:
-    """What is asked of an account: how much moved until this entry of it, which is of this moment."""
+    """What is asked of an account: how much moved until this entry of it, which is of this moment.
+
+    ``most`` is in how many entries, where that is fewer than for anybody.
+    """
 
     account_id: UUID
     version: int
     at: datetime
+    most: int = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -263,13 +269,8 @@ class Moved:
 
 @dataclass(frozen=True)
 class Flow:
-    """The side of an account, whether it is owed to a customer, and what moved by window.
+    """What moved by window; None where there was more than is read."""
 
-    None where there was more than is read.
-    """
-
-    side: int
-    is_customers: bool
     windows: Mapping[str, Moved | None]
 
 
@@ -334,6 +335,7 @@ class Seal:
     entries: int
     previous_hash: bytes
     hash: bytes
+    format: int = SEAL_FORMAT
 
 
 @dataclass(frozen=True)
@@ -354,15 +356,21 @@ class JournalLine:
     version: int
     amount: int
     balance_after: int
+    posted_by: str | None
 
-    def digest(self) -> bytes:
-        """Its fields, each with its length in front, so that none can pass for a part of another."""
-        fields = (
+    def digest(self, format: int) -> bytes:
+        """Its fields, each with its length in front, so that none can pass for a part of another.
+
+        Seals of format 1 are older than ``posted_by``.
+        """
+        fields = [
             str(self.xid), self.transaction_id.hex, self.reference, self.currency, str(self.total),
             self.reverses_id.hex if self.reverses_id else "", self.hold_id.hex if self.hold_id else "",
             self.reason or "", self.posted_at.astimezone(UTC).isoformat(timespec="microseconds"), str(self.line),
             self.account_id.hex, str(self.version), str(self.amount), str(self.balance_after),
-        )  # fmt: skip
+        ]  # fmt: skip
+        if format > 1:
+            fields.append(self.posted_by or "")
         encoded = [field.encode() for field in fields]
         return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in encoded)).digest()
 
@@ -370,8 +378,9 @@ class JournalLine:
 class ChainHash:
     """The hash of one seal, line by line, so that a long range needs no memory."""
 
-    def __init__(self, previous_hash: bytes) -> None:
+    def __init__(self, previous_hash: bytes, format: int) -> None:
         self._hash = hashlib.sha256(previous_hash)
+        self._format = format
         self._last: UUID | None = None
         self.transactions = 0
         self.entries = 0
@@ -379,7 +388,7 @@ class ChainHash:
     def add(self, lines: Iterable[JournalLine]) -> None:
         """The next lines, in the order of the journal."""
         for line in lines:
-            self._hash.update(line.digest())
+            self._hash.update(line.digest(self._format))
             self.entries += 1
             self.transactions += line.transaction_id != self._last
             self._last = line.transaction_id

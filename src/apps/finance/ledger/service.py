@@ -49,6 +49,7 @@ from apps.finance.ledger.model import (
     ReferenceTaken,
     Transaction,
     TransactionNotFound,
+    TransactionStatus,
     UnknownAccount,
     at_path,
     check_posting,
@@ -63,7 +64,7 @@ F = TypeVar("F", Account, Balance)
 EXPIRE_HOLD = "ledger.expire-hold"
 HOLDS_KEPT_DAYS = 400
 FORGET_LIMIT = 10_000  # in one commit
-MOST_FLOW_ENTRIES = 20_000  # of one account, read for all questions about it
+MOST_FLOW_ENTRIES = 20_000  # of one account in one window
 MOST_RECEIVER_ENTRIES = 500
 
 REFUSALS: dict[str, Callable[[], DulyError]] = {
@@ -108,6 +109,11 @@ async def create_account(
 async def read_account(tx: Tx, account_id: UUID) -> Account:
     """One by its id."""
     return _found(await store.find_account(tx, account_id), account_id)
+
+
+async def find_types(tx: Tx, account_ids: Sequence[UUID]) -> dict[UUID, AccountType]:
+    """Of what kind each is; that never changes."""
+    return await store.find_types(tx, account_ids) if account_ids else {}
 
 
 async def list_accounts(tx: Tx, *, before: UUID | None = None, limit: int = 50) -> tuple[list[Account], UUID | None]:
@@ -166,17 +172,22 @@ async def list_entries(
 # -- the journal -----------------------------------------------------------------------------------------------------
 
 
-async def post(tx: Tx, posting: Posting) -> Transaction:
-    """Post one transaction, in one statement, event included (F3)."""
+async def post(tx: Tx, posting: Posting, *, posted_by: str | None = None) -> Transaction:
+    """Post one transaction, in one statement, event included (F3).
+
+    ``posted_by`` is who wants it, where that is a person and nothing else says so: the same does not judge it later.
+    """
     check_posting(posting)
-    answer = await store.post(tx, [posting], [uuid7()])
+    answer = await store.post(tx, [posting], [uuid7()], posted_by=posted_by)
     failpoint("handler.mid")
     if answer.outcome != "posted":
         raise _refusal(answer, [posting], ["$"])
     return answer.transactions[0]
 
 
-async def post_many(tx: Tx, postings: Sequence[Posting]) -> tuple[Transaction, ...]:
+async def post_many(
+    tx: Tx, postings: Sequence[Posting], *, posted_by: str | None = None
+) -> tuple[Transaction, ...]:  # fmt: skip
     """Post all of them or none, still in one statement: each account's balance is written once."""
     if not 1 <= len(postings) <= MOST_TRANSACTIONS:
         raise at_path(BadPosting(f"1 to {MOST_TRANSACTIONS} transactions are posted at once"), "$.transactions")
@@ -185,15 +196,15 @@ async def post_many(tx: Tx, postings: Sequence[Posting]) -> tuple[Transaction, .
         check_posting(posting, path=path)
     if sum(len(posting.entries) for posting in postings) > MOST_ENTRIES_AT_ONCE:
         raise at_path(BadPosting(f"at most {MOST_ENTRIES_AT_ONCE} entries are posted at once"), "$.transactions")
-    answer = await store.post(tx, postings, [uuid7() for _ in postings])
+    answer = await store.post(tx, postings, [uuid7() for _ in postings], posted_by=posted_by)
     if answer.outcome != "posted":
         raise _refusal(answer, postings, paths)
     return answer.transactions
 
 
-async def reverse(tx: Tx, transaction_id: UUID, *, reason: str) -> Transaction:
+async def reverse(tx: Tx, transaction_id: UUID, *, reason: str, posted_by: str | None = None) -> Transaction:
     """Post the mirror image, once (F4)."""
-    answer = await store.reverse(tx, transaction_id, transaction_id=uuid7(), reason=reason)
+    answer = await store.reverse(tx, transaction_id, transaction_id=uuid7(), reason=reason, posted_by=posted_by)
     match answer.outcome:
         case "posted":
             return answer.transactions[0]
@@ -217,8 +228,21 @@ async def read_transaction(tx: Tx, transaction_id: UUID) -> Transaction:
     return found
 
 
+async def lock_transaction(tx: Tx, transaction_id: UUID) -> TransactionStatus:
+    """How it stands: nobody reverses it until the commit."""
+    found = await store.lock_transaction(tx, transaction_id)
+    if found is None:
+        raise TransactionNotFound(f"no transaction has the id {transaction_id}")
+    return found
+
+
+async def find_posters(tx: Tx, transaction_ids: Sequence[UUID]) -> dict[UUID, str]:
+    """Who posted each, where it was a person and is known."""
+    return await store.find_posters(tx, transaction_ids)
+
+
 async def read_flows(tx: Tx, asked: Sequence[FlowQuestion], *, most: int = MOST_FLOW_ENTRIES) -> list[Flow]:
-    """What moved on each account over windows that end at one of its entries, as it was then; one statement."""
+    """What moved on each account over windows that end at one of its entries, as it was then, by whoever asks."""
     return await store_flows.read_flows(tx, asked, most=most) if asked else []
 
 
@@ -259,7 +283,14 @@ async def place_hold(
 
 
 async def capture_hold(
-    tx: Tx, hold_id: UUID, *, to: UUID, reference: str, amount: Decimal | None = None, final: bool = True
+    tx: Tx,
+    hold_id: UUID,
+    *,
+    to: UUID,
+    reference: str,
+    amount: Decimal | None = None,
+    final: bool = True,
+    posted_by: str | None = None,
 ) -> Transaction:
     """Pay what is held to an account, or so much of it; the rest is let go, unless this is not the final capture."""
     hold, side = await _read_hold(tx, hold_id)
@@ -271,7 +302,7 @@ async def capture_hold(
     if to == hold.account_id:
         raise at_path(BadHold("the money is to go to another account"), "$.toAccountId")
     check_posting(posting)
-    answer = await store.post(tx, [posting], [uuid7()], hold_id=hold_id, is_final=final)
+    answer = await store.post(tx, [posting], [uuid7()], posted_by=posted_by, hold_id=hold_id, is_final=final)
     if answer.outcome != "posted":
         raise _capture_refusal(answer)
     transaction = answer.transactions[0]

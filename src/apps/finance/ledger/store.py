@@ -68,12 +68,13 @@ POST = text("""
 SELECT outcome, place, moment, currencies, amounts, versions, balances, sides
 FROM ledger.post(CAST(:ids AS uuid[]), CAST(:references AS text[]), CAST(:of_transaction AS integer[]),
                  CAST(:accounts AS uuid[]), CAST(:amounts AS numeric[]), CAST(:covered AS boolean[]),
-                 CAST(CAST(:headers AS text) AS jsonb), CAST(:notify AS boolean),
+                 CAST(CAST(:headers AS text) AS jsonb), CAST(:notify AS boolean), CAST(:posted_by AS text),
                  hold => CAST(:hold AS uuid), is_final => CAST(:is_final AS boolean))
 """)
 REVERSE = text("""
 SELECT outcome, place, moment, currencies, amounts, versions, balances, sides, new_reference, accounts
-FROM ledger.reverse(:original, :id, :reason, CAST(CAST(:headers AS text) AS jsonb), CAST(:notify AS boolean))
+FROM ledger.reverse(:original, :id, :reason, CAST(CAST(:headers AS text) AS jsonb), CAST(:notify AS boolean),
+                    CAST(:posted_by AS text))
 """)
 FIND_TRANSACTION = text("""
 SELECT t.id, t.reference, t.currency, t.amount, t.status, t.posted_at, t.reverses_id, t.hold_id, t.reason,
@@ -84,6 +85,11 @@ JOIN ledger.entries e ON e.transaction_id = t.id
 JOIN ledger.accounts a ON a.id = e.account_id
 WHERE t.id = :id
 ORDER BY e.line
+""")
+FIND_TYPES = text("SELECT id, type FROM ledger.accounts WHERE id = ANY(CAST(:ids AS uuid[]))")
+LOCK_TRANSACTION = text("SELECT ledger.lock_transaction(CAST(:id AS uuid))")
+FIND_POSTERS = text("""
+SELECT id, posted_by FROM ledger.transactions WHERE id = ANY(CAST(:ids AS uuid[])) AND posted_by IS NOT NULL
 """)
 PLACE_HOLD = text("""
 SELECT outcome, created_at, expires_at, currency, amount
@@ -139,6 +145,11 @@ async def find_account(tx: Tx, account_id: UUID) -> Account | None:
     return _account(row) if row else None
 
 
+async def find_types(tx: Tx, account_ids: Sequence[UUID]) -> dict[UUID, AccountType]:
+    """Of what kind each is."""
+    return {row[0]: AccountType(row[1]) for row in await tx.execute(FIND_TYPES, {"ids": list(account_ids)})}
+
+
 async def list_accounts(tx: Tx, *, before: UUID | None, limit: int) -> list[Account]:
     """The newest first; ids are ordered by time."""
     query = _ACCOUNTS.order_by(accounts.c.id.desc()).limit(limit)
@@ -177,7 +188,13 @@ async def list_entries(tx: Tx, account_id: UUID, *, before: int | None, limit: i
 
 
 async def post(
-    tx: Tx, postings: Sequence[Posting], ids: Sequence[UUID], *, hold_id: UUID | None = None, is_final: bool = False
+    tx: Tx,
+    postings: Sequence[Posting],
+    ids: Sequence[UUID],
+    *,
+    posted_by: str | None,
+    hold_id: UUID | None = None,
+    is_final: bool = False,
 ) -> Answer:
     """Post all of them or none, in one statement."""
     lines = [(number, entry) for number, posting in enumerate(postings, 1) for entry in posting.entries]
@@ -190,6 +207,7 @@ async def post(
         "covered": [entry.covered for _, entry in lines],
         "hold": hold_id,
         "is_final": is_final,
+        "posted_by": posted_by,
     }
     row = (await tx.execute(POST, values | _origin(tx))).mappings().one()
     if row["outcome"] != "posted":
@@ -210,9 +228,11 @@ async def post(
     return Answer("posted", 0, tuple(made))
 
 
-async def reverse(tx: Tx, original_id: UUID, *, transaction_id: UUID, reason: str) -> Answer:
+async def reverse(
+    tx: Tx, original_id: UUID, *, transaction_id: UUID, reason: str, posted_by: str | None
+) -> Answer:  # fmt: skip
     """Post the mirror image of a transaction, and mark it as reversed."""
-    values = {"original": original_id, "id": transaction_id, "reason": reason}
+    values = {"original": original_id, "id": transaction_id, "reason": reason, "posted_by": posted_by}
     row = (await tx.execute(REVERSE, values | _origin(tx))).mappings().one()
     if row["outcome"] != "posted":
         return Answer(row["outcome"], row["place"])
@@ -235,6 +255,17 @@ async def find_transaction(tx: Tx, transaction_id: UUID) -> Transaction | None:
         tuple(_entry({**row, "amount": row["line_amount"]}, head["id"], head["reference"]) for row in rows),
         head["reverses_id"], head["reversed_by_id"], head["hold_id"], head["reason"],
     )  # fmt: skip
+
+
+async def lock_transaction(tx: Tx, transaction_id: UUID) -> TransactionStatus | None:
+    """How it stands: nobody reverses it until the commit."""
+    found = (await tx.execute(LOCK_TRANSACTION, {"id": transaction_id})).scalar_one()
+    return TransactionStatus(found) if found is not None else None
+
+
+async def find_posters(tx: Tx, transaction_ids: Sequence[UUID]) -> dict[UUID, str]:
+    """Who posted each, as far as that is known."""
+    return {row[0]: row[1] for row in await tx.execute(FIND_POSTERS, {"ids": list(transaction_ids)})}
 
 
 # -- holds -----------------------------------------------------------------------------------------------------------

@@ -18,12 +18,12 @@ BEGIN_SNAPSHOT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONL
 LOCK_SEALS = text("SELECT pg_advisory_xact_lock(hashtextextended('ledger.seals', 0))")
 LAST_SEAL = text("""
 SELECT number, CAST(CAST(first_xid AS text) AS bigint) AS first_xid, CAST(CAST(next_xid AS text) AS bigint) AS next_xid,
-       transactions, entries, previous_hash, hash
+       transactions, entries, previous_hash, hash, format
 FROM ledger.seals ORDER BY number DESC LIMIT 1
 """)
 LIST_SEALS = text("""
 SELECT number, CAST(CAST(first_xid AS text) AS bigint) AS first_xid, CAST(CAST(next_xid AS text) AS bigint) AS next_xid,
-       transactions, entries, previous_hash, hash
+       transactions, entries, previous_hash, hash, format
 FROM ledger.seals WHERE number > :after ORDER BY number LIMIT CAST(:limit AS integer)
 """)
 # Every database transaction older than the oldest that is still running has ended: what it wrote is there for all who
@@ -37,7 +37,8 @@ FROM (SELECT xid FROM ledger.transactions
 """)
 READ_LINES = text("""
 SELECT CAST(CAST(t.xid AS text) AS bigint) AS xid, t.id AS transaction_id, t.reference, t.currency, t.amount AS total,
-       t.reverses_id, t.hold_id, t.reason, t.posted_at, e.line, e.account_id, e.version, e.amount, e.balance_after
+       t.reverses_id, t.hold_id, t.reason, t.posted_at, e.line, e.account_id, e.version, e.amount, e.balance_after,
+       t.posted_by
 FROM (SELECT * FROM ledger.transactions
       WHERE (xid, id) > (CAST(CAST(:xid AS text) AS xid8), CAST(:id AS uuid))
         AND xid < CAST(CAST(:next_xid AS text) AS xid8)
@@ -46,9 +47,9 @@ CROSS JOIN LATERAL (SELECT * FROM ledger.entries WHERE transaction_id = t.id ORD
 ORDER BY t.xid, t.id, e.line
 """)
 INSERT_SEAL = text("""
-INSERT INTO ledger.seals (number, first_xid, next_xid, transactions, entries, previous_hash, hash, sealed_at)
+INSERT INTO ledger.seals (number, first_xid, next_xid, transactions, entries, previous_hash, hash, format, sealed_at)
 VALUES (:number, CAST(CAST(:first_xid AS text) AS xid8), CAST(CAST(:next_xid AS text) AS xid8), :transactions, :entries,
-        :previous_hash, :hash, duly.now())
+        :previous_hash, :hash, :format, duly.now())
 """)
 
 # Each check looks at a page of rows, in the order of their key, and says how many there were, the last of them, and the

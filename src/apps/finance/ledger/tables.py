@@ -101,6 +101,7 @@ transactions = Table(
     Column("reason", Text),
     Column("posted_at", _Moment, nullable=False),
     Column("xid", Xid8, nullable=False, server_default=text("pg_current_xact_id()")),
+    Column("posted_by", Text),
     UniqueConstraint("reference", name="transactions_reference_is_unique"),
     ForeignKeyConstraint(["reverses_id"], ["ledger.transactions.id"], name="transactions_reversed_exists"),
     CheckConstraint("length(reference) BETWEEN 1 AND 204", name="transactions_reference_is_short"),
@@ -110,6 +111,7 @@ transactions = Table(
         "reverses_id IS NULL OR (status = 'POSTED' AND reason IS NOT NULL)", name="transactions_reversal_stays"
     ),
     CheckConstraint("length(reason) BETWEEN 1 AND 4000", name="transactions_reason_is_short"),
+    CheckConstraint("length(posted_by) BETWEEN 1 AND 255", name="transactions_poster_is_named"),
 )
 Index(
     "transactions_reversed_once",
@@ -176,11 +178,13 @@ seals = Table(
     Column("previous_hash", LargeBinary, nullable=False),
     Column("hash", LargeBinary, nullable=False),
     Column("sealed_at", _Moment, nullable=False),
+    Column("format", SmallInteger, nullable=False, server_default=text("1")),
     UniqueConstraint("previous_hash", name="seals_chain_is_a_line"),
     UniqueConstraint("hash", name="seals_hash_is_unique"),
     CheckConstraint("number > 0", name="seals_are_counted"),
     CheckConstraint("next_xid > first_xid", name="seals_go_forward"),
     CheckConstraint("octet_length(previous_hash) = 32 AND octet_length(hash) = 32", name="seals_hashes_are_sha256"),
     CheckConstraint("transactions > 0 AND entries >= 2 * transactions", name="seals_cover_something"),
+    CheckConstraint("format IN (1, 2)", name="seals_format_is_known"),
 )
 Index("seals_end", seals.c.next_xid)

@@ -40,7 +40,7 @@ class PaymentRejected(EventBody, type="payment.rejected", topic=TOPIC, aggregate
 
 
 class PaymentPendingReview(
-    EventBody, type="payment.pending_review", topic=TOPIC, aggregate="payment_id", internal=True
+    EventBody, type="payment.pending_review", topic=TOPIC, aggregate="payment_id", readers=("COMPLIANCE_OFFICER",)
 ):
     """The rules want a person to decide; until then the money is on hold."""
 

@@ -66,8 +66,14 @@ INVARIANTS = {
         WHERE (c.effect = 'HOLD_VOIDED' AND p.state <> 'REJECTED') OR (c.effect = 'RELEASED' AND t.id IS NULL)
            OR (c.effect = 'RELEASE_FAILED' AND p.state <> 'FAILED')
            OR (c.effect IN ('REVERSED', 'ALREADY_REVERSED') AND t.status <> 'REVERSED')
-           OR (c.effect IN ('REVERSED', 'ALREADY_REVERSED', 'HOLD_VOIDED') AND c.decision <> 'REJECT')
+           OR (c.effect IN ('REVERSED', 'HOLD_VOIDED') AND c.decision <> 'REJECT')
            OR (c.effect IN ('RELEASED', 'RELEASE_FAILED', 'MONEY_STAYS') AND c.decision <> 'APPROVE')""",
+    "a case says that money stays which had gone back before": """
+        SELECT c.id FROM compliance.cases c LEFT JOIN payments.payments p ON p.id = c.payment_id
+        JOIN duly.event_log e ON e.type = 'compliance.case.resolved' AND e.aggregate_id = c.id::text
+        JOIN duly.event_log r ON r.type = 'transaction.reversed'
+                             AND r.aggregate_id = coalesce(c.transaction_id, p.transaction_id)::text
+        WHERE c.effect = 'MONEY_STAYS' AND r.seq < e.seq""",
     "a transaction was screened twice, or half": """
         SELECT e.id FROM duly.processed_events p JOIN duly.events e ON e.id = p.event_id
         LEFT JOIN LATERAL (SELECT count(*) AS number, min(l.decision) AS decision FROM decisions.log l

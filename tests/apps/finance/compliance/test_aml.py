@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from apps.finance.compliance import aml
 from apps.finance.decisions import service as decisions
 from apps.finance.ledger import service as ledger
-from apps.finance.ledger.model import AccountType, Direction, NewEntry, Posting
+from apps.finance.ledger.events import TransactionPosted
+from apps.finance.ledger.model import AccountType, Direction, FlowQuestion, NewEntry, Posting
 from apps.wiring import app
+from duly import Tx
 from duly.db import Database
 from duly.jobs.worker import Worker
 from duly.messages import Event
@@ -152,6 +155,31 @@ async def test_facts_are_of_the_events_own_moment(ready: Database, dsn: str, clo
     assert [facts_of(dsn, one)["moved24h"] for one in posted] == ["10.00", "30.00", "60.00"]
     assert [facts_of(dsn, one)["moved1h"] for one in posted] == ["10.00", "20.00", "30.00"]
     assert [facts_of(dsn, one)["received24h"] for one in posted] == ["10.00", "30.00", "60.00"]
+    assert all(facts_of(dsn, one)["now"] == facts_of(dsn, one)["postedAt"] for one in posted)
+
+
+async def test_facts_do_not_depend_on_the_batch(
+    ready: Database, dsn: str, monkeypatch: pytest.MonkeyPatch, clock: BusinessClock
+) -> None:
+    """At the limit of what is read: alone, with those after it, or with all; the last is too many in any company."""
+    real = ledger.read_flows
+    monkeypatch.setattr(ledger, "read_flows", lambda tx, asked: real(tx, asked, most=4))
+    one, two = [await do(ready, open_customer) for _ in range(2)]
+    for _ in range(5):
+        await do(ready, lambda tx: post(tx, one, two, "1.00"))
+        clock.advance(minutes=1)
+    found = await events_of(ready, dsn)
+
+    async def gather(tx: Tx, some: Sequence[Event]) -> list[dict[str, Any]]:
+        screened = await aml._read(tx, [one.body(TransactionPosted) for one in some])
+        return await aml.gather(tx, screened, aml.MEASURED_NAMES)
+
+    seen = [
+        [facts for some in batches for facts in await do(ready, partial(gather, some=some))]
+        for batches in ([[each] for each in found], [found[:3], found[3:]], [found])
+    ]
+    assert seen[0] == seen[1] == seen[2]
+    assert [facts.get("transactions1h") for facts in seen[0]] == [1, 2, 3, 4, None]
 
 
 async def test_windows_end_where_they_should(ready: Database, dsn: str, clock: BusinessClock) -> None:
@@ -197,6 +225,68 @@ async def test_customers_are_measured_and_not_the_cash(ready: Database, dsn: str
     paid = facts_of(dsn, fee)
     assert (paid["moved24h"], paid["received24h"], paid["fromAccount"]) == ("1.00", "0.00", str(two))
     assert paid["toAccount"] == str(fees)
+
+
+async def test_nothing_is_read_of_the_cash(ready: Database, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entries are everybody's, and no fact is about them; but where only the house takes part, they are its own."""
+    asked: list[FlowQuestion] = []
+
+    def noting(real: Any) -> Any:
+        def note(tx: Any, given: Sequence[FlowQuestion]) -> Any:
+            asked.extend(given)
+            return real(tx, given)
+
+        return note
+
+    for name in ("read_flows", "count_receivers"):
+        monkeypatch.setattr(ledger, name, noting(getattr(ledger, name)))
+    cash, fees = [
+        await do(ready, partial(open_customer, kind=kind)) for kind in (AccountType.ASSET, AccountType.INCOME)
+    ]
+    customers = [await do(ready, open_customer) for _ in range(3)]
+    for one in customers:
+        await do(ready, partial(post, debit=cash, credit=one, amount="7.00"))
+    await screen(ready)
+    assert {one.account_id for one in asked} == set(customers)
+    asked.clear()
+    await do(ready, lambda tx: post(tx, cash, fees, "1.00"))
+    await screen(ready)
+    assert {one.account_id for one in asked} == {cash, fees}
+
+
+async def test_nothing_of_the_past_is_read_while_no_rule_asks_for_it(
+    office: Office, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    with monkeypatch.context() as patched:
+        for name in ("read_flows", "count_receivers"):
+            patched.setattr(ledger, name, lambda *_given, name=name: asked.append(name))
+        transaction, _ = await office.flag("50.00")
+    facts = facts_of(office.dsn, transaction)
+    assert (asked, facts["fromAccount"]) == ([], str(office.payers.ann))
+    assert not {name for name in facts if name in aml.MEASURED_NAMES | {aml.RECEIVERS}}
+    await add_rule(db, {"field": "receipts1h", "op": "gt", "value": 100})
+    transaction, _ = await office.flag("50.00")
+    facts = facts_of(office.dsn, transaction)
+    assert set(facts) >= aml.MEASURED_NAMES
+    assert aml.RECEIVERS not in facts
+
+
+async def test_customers_of_one_transaction_share_what_is_read_for_it(ready: Database, dsn: str) -> None:
+    """However many events there are, a batch reads no more than so much for each; two customers have all of theirs."""
+    accounts = [await do(ready, open_customer) for _ in range(5)]
+    cash = await do(ready, lambda tx: open_customer(tx, kind=AccountType.ASSET))
+
+    def legs(debit: UUID, credits: Sequence[UUID]) -> list[NewEntry]:
+        given = [NewEntry(one, Decimal(1), Direction.CREDIT) for one in credits]
+        return [NewEntry(debit, Decimal(len(credits)), Direction.DEBIT), *given]
+
+    for entries in (legs(accounts[0], accounts[1:2]), legs(cash, accounts[:1]), legs(accounts[0], accounts[1:])):
+        await do(ready, partial(ledger.post, posting=Posting(str(uuid4()), entries)))
+    posted = [one.body(TransactionPosted) for one in await events_of(ready, dsn)]
+    found = await do(ready, partial(aml._read, posted=posted))
+    assert [{leg.question.most for leg in one.legs} for one in found] == [{20_000}, {20_000}, {8_000}]
+    assert ledger.MOST_FLOW_ENTRIES * 2 == aml.MOST_ENTRIES
 
 
 async def test_receivers_are_counted_once_each(ready: Database, dsn: str, clock: BusinessClock) -> None:

@@ -209,6 +209,26 @@ async def test_who_is_too_late_is_told_once(office: Office, dsn: str) -> None:
     office.check()
 
 
+async def test_a_held_payment_never_expires_without_a_word(
+    office: Office, monkeypatch: pytest.MonkeyPatch, dsn: str
+) -> None:
+    """However much time the settings give: a day before the review ends by itself, somebody hears of it."""
+    monkeypatch.setenv("COMPLIANCE_SLA_HOURS", "MEDIUM=9999")
+    payment, case = await office.hold("50.00")
+    _, posted = await office.flag("50.00")
+    left = "SELECT extract(epoch FROM due_at - created_at)::integer / 3600 FROM compliance.cases WHERE id = %(id)s"
+    assert [value(dsn, left, {"id": one}) for one in (case, posted)] == [6 * 24, 9999]
+    await office.run(days=5.9)
+    assert office.lines(case) == ["OPENED"]
+    await office.run(days=0.2)
+    assert office.lines(case) == ["OPENED", "OVERDUE"]
+    alerts = "SELECT count(*) FROM duly.alerts WHERE kind = 'application' AND resolved_at IS NULL"
+    assert (value(dsn, alerts), office.payers.state(payment)) == (1, "PENDING_REVIEW")
+    await office.run(days=1)
+    assert (office.status(case), value(dsn, alerts)) == ("EXPIRED", 0)
+    office.check()
+
+
 async def test_settings_decide_how_soon(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPLIANCE_SLA_HOURS", "MEDIUM=1")
     _, case = await office.hold()

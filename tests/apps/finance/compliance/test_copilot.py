@@ -49,6 +49,30 @@ ALERT = Alert(
 )  # fmt: skip
 
 
+class Remembering:
+    """A copilot that says in which loop it runs."""
+
+    name = "remembering"
+
+    def __init__(self) -> None:
+        self.loops: list[asyncio.AbstractEventLoop] = []
+
+    async def explain(self, brief: Brief) -> str:
+        self.loops.append(asyncio.get_running_loop())
+        return "It is large."
+
+
+async def test_each_call_has_a_loop_of_its_own_which_ends_with_it() -> None:
+    """As the how-to says: whoever keeps a client from call to call would find its loop closed."""
+    copilot = Remembering()
+    explainer = Explainer(copilot, budget_seconds=30)
+    for _ in range(2):
+        assert (await explainer.explain(CASE, ALERT)).source == "remembering"
+    assert len(set(map(id, copilot.loops))) == 2
+    assert all(loop.is_closed() for loop in copilot.loops)
+    assert asyncio.get_running_loop() not in copilot.loops
+
+
 class Plugged:
     """A copilot that does what it is told."""
 

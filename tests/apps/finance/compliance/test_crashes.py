@@ -225,6 +225,33 @@ async def test_an_api_killed_while_it_ends_a_review_has_ended_it_once_or_not_at_
     office.payers.check()
 
 
+@pytest.mark.parametrize("point", HELD)
+async def test_an_api_killed_while_a_second_officer_confirms_has_done_so_once_or_not_at_all(
+    office: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """F10, four eyes: what is proposed stays proposed, or it is done with both names."""
+    monkeypatch.setenv("COMPLIANCE_FOUR_EYES", "*=1")
+    payment, case = await office.hold()
+    await office.do(case, "resolve", APPROVE, who="otto")
+    process = Process(office.dsn, tmp_path / "api")
+    process.env["COMPLIANCE_FOUR_EYES"] = "*=1"
+    given = (f"/v1/compliance/cases/{case}/confirm", None, new_key(), process.officer)
+    await kill_api(process, point, *given)
+    is_kept = point == "http.before_response"
+    assert (office.status(case), office.payers.state(payment)) == (
+        ("RESOLVED", "PROCESSING") if is_kept else ("PROPOSED", "PENDING_REVIEW")
+    )
+    office.check()
+    again = await repeat(process, *given)
+    assert (again.status_code, again.headers.get("idempotent-replayed", "false")) == (200, str(is_kept).lower())
+    resolution = again.json()["resolution"]
+    assert (resolution["resolvedBy"], resolution["confirmedBy"], resolution["effect"]) == ("otto", "olga", "RELEASED")
+    assert office.lines(case) == ["OPENED", "PROPOSED", "RESOLVED"]
+    assert await office.payers.both() == ("40.00", "0.00")
+    office.check()
+    office.payers.check()
+
+
 @pytest.mark.parametrize("point", ["handler.mid", "handler.mid@2", "http.before_commit", "http.before_response"])
 async def test_an_api_killed_while_it_reverses_has_reversed_once_or_not_at_all(
     office: Office, tmp_path: Path, point: str

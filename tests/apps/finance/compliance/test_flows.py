@@ -9,7 +9,10 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from apps.finance.ledger import service as ledger
+from apps.finance.ledger import store_flows
 from apps.finance.ledger.model import FlowQuestion, Moved
 from duly.db import Database
 from duly.testing import BusinessClock
@@ -64,11 +67,54 @@ async def test_it_counts_what_a_loop_counts(db: Database, dsn: str, clock: Busin
         known = 0
         for question, flow in zip(asked, capped, strict=True):
             for name, window in WINDOWS.items():
-                if (found := flow.windows[name]) is not None:
-                    known += 1
-                    assert found == count(entries[question.account_id], question.version, question.at, window)
-        assert (known > 0) == (most > 1), "some are known, and none of those is wrong"
-        assert known < 3 * len(asked)
+                mine = entries[question.account_id]
+                is_short = sum(1 for number, moment, _, _ in mine if number <= question.version
+                               and moment >= question.at - window) <= most  # fmt: skip
+                known_window = count(mine, question.version, question.at, window) if is_short else None
+                assert flow.windows[name] == known_window, (question, name, most)
+                known += is_short
+        assert 0 < known < 3 * len(asked)
+
+
+@pytest.mark.parametrize("at_once", [1, store_flows.MOST_AT_ONCE])
+async def test_an_answer_is_the_same_alone_and_among_others(
+    db: Database, dsn: str, clock: BusinessClock, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """At the limit, too: what else is in a batch, and how it is cut into statements, changes nothing."""
+    monkeypatch.setattr(store_flows, "MOST_AT_ONCE", at_once)
+    clock.freeze(clock.now())
+    one, two = [await do(db, open_customer) for _ in range(2)]
+    for minutes in (1, 1, 1, 90, 1, 1, 1, 1, 1, 400, 1, 20_000, 1, 1):
+        await do(db, lambda tx: post(tx, one, two, "5.00"))
+        clock.advance(minutes=minutes)
+    asked = [FlowQuestion(one, version, moment) for version, moment, _, _ in rows(dsn, ENTRIES, {"id": one})]
+    for most in range(1, 15):
+        together = await do(db, partial(ledger.read_flows, asked=asked, most=most))
+        alone = [(await do(db, partial(ledger.read_flows, asked=[each], most=most)))[0] for each in asked]
+        assert together == alone, most
+
+
+async def test_what_lies_between_questions_is_not_read(
+    db: Database, dsn: str, clock: BusinessClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an event that was held up, and one of today: two stretches, and nothing of the weeks in between."""
+    seen: list[Any] = []
+    real = store_flows._portions
+
+    def note(found: Sequence[Any]) -> Any:
+        seen.extend(found)
+        return real(found)
+
+    monkeypatch.setattr(store_flows, "_portions", note)
+    one, two = [await do(db, open_customer) for _ in range(2)]
+    for _ in range(9):
+        await do(db, lambda tx: post(tx, one, two, "5.00"))
+        clock.advance(days=4)
+    known = rows(dsn, ENTRIES, {"id": one})
+    asked = [FlowQuestion(one, version, moment) for version, moment, _, _ in (known[1], known[8])]
+    found = await do(db, partial(ledger.read_flows, asked=asked, most=3))
+    assert [flow.windows["week"] for flow in found] == [Moved(2, 1000, 0, 0)] * 2
+    assert [(each.after, each.last) for each in seen] == [(0, 2), (7, 9)]
 
 
 async def test_nothing_is_asked_about_nothing(db: Database) -> None:

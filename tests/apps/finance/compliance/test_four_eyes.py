@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
+from apps.finance.compliance import model
 from apps.finance.compliance.model import DEFAULT_SLA_HOURS, Severity, read_rules
 from apps.finance.ledger import service as ledger
 from apps.finance.ledger.model import Direction, NewEntry, Posting
 from duly.db import Database
 from duly.errors import Refused
-from tests.apps.finance.compliance.acting import APPROVE, REJECT, Office, open_customer
+from tests.apps.finance.compliance.acting import APPROVE, REJECT, ROLE, SCOPE, Office, open_customer
+from tests.apps.finance.ledger.acting import move
 from tests.apps.finance.payments.acting import do
 from tests.support import value
 
@@ -94,6 +97,35 @@ async def test_the_initiator_decides_nothing_about_what_the_payment_posted(offic
     assert (await office.ask("POST", f"/{case}/resolve", APPROVE, who="teller")).status_code == 403
 
 
+async def test_who_posted_money_decides_nothing_about_it(office: Office) -> None:
+    """Without a payment, too: alone, with others, or out of a hold; a bookkeeper may be an officer as well."""
+    ann, ben = office.payers.ann, office.payers.ben
+    headers = office.api.headers("olga", f"ledger:write {SCOPE}", "LEDGER_POSTER", ROLE)
+
+    async def send(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = await office.api.client.post(path, json=body, headers=headers)
+        assert answer.status_code == 201, answer.text
+        said: dict[str, Any] = answer.json()
+        return said
+
+    def new(amount: str, debit: UUID, credit: UUID) -> dict[str, Any]:
+        return {"reference": str(uuid4()), "entries": move(debit, credit, amount)}
+
+    one = (await send("/v1/transactions", new("51.00", ann, ben)))["id"]
+    many = await send("/v1/transactions/batch", {"transactions": [new("50.00", ben, ann), new("50.00", ann, ben)]})
+    hold = await send(f"/v1/accounts/{ben}/holds", {"amount": "50.00", "reference": "h"})
+    captured = (await send(f"/v1/holds/{hold['id']}/capture", {"toAccountId": str(ann), "reference": "c"}))["id"]
+    await office.screen()
+    posted = [one, *(each["id"] for each in many["transactions"]), captured]
+    for transaction in posted:
+        case = office.case_of_transaction(transaction)
+        answer = await office.ask("POST", f"/{case}/resolve", APPROVE)
+        assert (answer.status_code, answer.json()["type"]) == (403, f"{FORBIDDEN}own-payment")
+    assert (await office.queue(), len(await office.queue(who="otto"))) == ([], 4)
+    assert (await office.do(office.case_of_transaction(one), "resolve", APPROVE, who="otto"))["status"] == "RESOLVED"
+    office.check()
+
+
 async def test_reopening_drops_no_eyes(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two have decided it: two decide it again, whatever the limit is by then, and the second is not who reopened."""
     _, case = await office.flag("60.00")
@@ -140,6 +172,26 @@ async def test_a_confirmation_that_the_books_refuse_leaves_the_proposal(office: 
     assert office.lines(case)[-1] == "RESOLUTION_REFUSED"
     await do(db, lambda tx: ledger.reverse(tx, UUID(gone), reason="came back"))
     assert (await office.do(case, "confirm", who="otto"))["resolution"]["effect"] == "REVERSED"
+    office.check()
+
+
+async def test_proposals_are_bounded_and_a_full_case_can_be_decided(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two who disagree for ever do not fill the database; the last proposal stands, and can be confirmed."""
+    monkeypatch.setattr(model, "MOST_LINES", 3)
+    monkeypatch.setattr(model, "MOST_PROPOSAL_LINES", 6)
+    _, case = await office.hold("60.00")
+    for _ in range(2):
+        await office.do(case, "resolve", APPROVE)
+        await office.do(case, "refuse", {"reason": "no"}, who="otto")
+    comment = await office.ask("POST", f"/{case}/comments", {"text": "x"})
+    assert comment.json()["type"] == "urn:duly:problem:timeline-full"
+    await office.do(case, "resolve", APPROVE)
+    assert len(office.lines(case)) == 6
+    refused = await office.ask("POST", f"/{case}/refuse", {"reason": "no"}, who="otto")
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:duly:problem:timeline-full")
+    assert (await office.do(case, "confirm", who="otto"))["status"] == "RESOLVED"
     office.check()
 
 

@@ -257,7 +257,7 @@ class Cases(Driver):
 
     def wait(self, data: st.DataObject) -> None:
         """Time passes, and timers fire: what is late is told, and reviews that nobody ended end."""
-        self.clock.advance(hours=data.draw(st.sampled_from([1, 24, 80])))
+        self.clock.advance(hours=data.draw(st.sampled_from([1, 24, 80, 170])))
         now = self.now()
         for file in self.files:
             money = file.money
@@ -284,7 +284,7 @@ class Cases(Driver):
         elif money.posted is None:
             file.effect = "NOTHING_HELD"
         elif decision == "APPROVE":
-            file.effect = "MONEY_STAYS"
+            file.effect = "ALREADY_REVERSED" if money.is_back else "MONEY_STAYS"
         else:
             file.effect = "ALREADY_REVERSED" if money.is_back else "REVERSED"
             money.is_back = True

@@ -105,23 +105,88 @@ async def test_a_decision_and_the_end_of_the_review(office: Office, wide: Databa
     office.check()
 
 
-@pytest.mark.parametrize("first", ["resolve", "claim"])
-async def test_a_decision_and_a_claim(office: Office, wide: Database, first: str) -> None:
-    """Who claims first keeps others from deciding; who decides first leaves nothing to claim."""
-    _, case = await office.flag()
-    works: dict[str, Any] = {
-        "resolve": decide(case, "REJECT"),
-        "claim": lambda tx: service.claim(tx, UUID(case), actor="otto"),
-    }
+async def race(office: Office, wide: Database, table: str, row_id: str, *works: Any) -> list[Any]:
+    """Each in this order behind a lock, then all of them; what came of each."""
     tasks = []
-    with holding(office.dsn, "compliance.cases", case):
-        for waiting, name in enumerate([first, *(one for one in works if one != first)], 1):
-            tasks.append(asyncio.create_task(do(wide, works[name])))
+    with holding(office.dsn, table, row_id):
+        for waiting, work in enumerate(works, 1):
+            tasks.append(asyncio.create_task(do(wide, work)))
             await until_waiting(office.dsn, waiting)
-    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("is_decided_first", [True, False])
+@pytest.mark.parametrize("how", ["claim", "assign"])
+async def test_a_decision_and_a_claim(office: Office, wide: Database, how: str, is_decided_first: bool) -> None:
+    """Who has it first keeps others from deciding; who decides first leaves nothing to have."""
+    _, case = await office.flag()
+    take: Any = {
+        "claim": lambda tx: service.claim(tx, UUID(case), actor="otto"),
+        "assign": lambda tx: service.assign(tx, UUID(case), assignee="otto", actor="ida"),
+    }[how]
+    works = [decide(case, "REJECT"), take]
+    ended = await race(office, wide, "compliance.cases", case, *(works if is_decided_first else works[::-1]))
     assert not isinstance(ended[0], Exception), ended
     assert isinstance(ended[1], Conflict)
-    assert office.status(case) == ("RESOLVED" if first == "resolve" else "OPEN")
+    assert office.status(case) == ("RESOLVED" if is_decided_first else "OPEN")
+    assert value(office.dsn, REVERSALS) == int(is_decided_first)
+    office.check()
+
+
+@pytest.mark.parametrize("is_late_first", [True, False])
+@pytest.mark.parametrize("how", ["resolve", "confirm", "expire"])
+async def test_that_it_is_late_and_how_it_ends(
+    office: Office, wide: Database, monkeypatch: pytest.MonkeyPatch, how: str, is_late_first: bool
+) -> None:
+    """F10: the timer of a case, and what ends it: told before the end or not at all, and no alert outlives the case."""
+    if how == "confirm":
+        monkeypatch.setenv("COMPLIANCE_FOUR_EYES", "*=1")
+    payment, case = await office.hold()
+    if how == "confirm":
+        await office.do(case, "resolve", REJECT, who="otto")
+    office.clock.advance(days=7.1 if how == "expire" else 3.1)
+    end: Any = {
+        "resolve": decide(case, "REJECT"),
+        "confirm": lambda tx: resolving.confirm(tx, UUID(case), actor="olga"),
+        "expire": lambda tx: payments.expire_review(tx, UUID(payment), tell=service.close_expired),
+    }[how]
+    works = [lambda tx: service.come_due(tx, UUID(case)), end]
+    ended = await race(office, wide, "compliance.cases", case, *(works if is_late_first else works[::-1]))
+    assert [one for one in ended if isinstance(one, Exception)] == []
+    begun = ["OPENED", "PROPOSED"] if how == "confirm" else ["OPENED"]
+    last = "EXPIRED" if how == "expire" else "RESOLVED"
+    assert office.lines(case) == [*begun, *(["OVERDUE"] if is_late_first else []), last]
+    assert office.payers.state(payment) == "REJECTED"
+    assert value(office.dsn, "SELECT count(*) FROM duly.alerts WHERE resolved_at IS NULL") == 0
+    assert value(office.dsn, DEADLOCKS) == 0
+    office.check()
+
+
+@pytest.mark.parametrize("is_confirmed_first", [True, False])
+@pytest.mark.parametrize("body", [APPROVE, REJECT], ids=["release", "void"])
+async def test_a_confirmation_and_the_end_of_the_review(
+    office: Office, wide: Database, monkeypatch: pytest.MonkeyPatch, body: dict[str, str], is_confirmed_first: bool
+) -> None:
+    """Four eyes, at the last moment: one of them, and the money moves as that one says."""
+    monkeypatch.setenv("COMPLIANCE_FOUR_EYES", "*=1")
+    payment, case = await office.hold()
+    await office.do(case, "resolve", body)
+    office.clock.advance(days=7.1)
+    works: list[Any] = [
+        lambda tx: resolving.confirm(tx, UUID(case), actor="otto"),
+        lambda tx: payments.expire_review(tx, UUID(payment), tell=service.close_expired),
+    ]
+    ended = await race(office, wide, "payments.payments", payment, *(works if is_confirmed_first else works[::-1]))
+    assert not isinstance(ended[0], Exception), ended
+    if is_confirmed_first:
+        assert (office.status(case), ended[1]) == ("RESOLVED", None)
+        assert office.payers.state(payment) == ("PROCESSING" if body is APPROVE else "REJECTED")
+    else:
+        assert (office.status(case), isinstance(ended[1], Conflict)) == ("EXPIRED", True)
+        assert office.payers.state(payment) == "REJECTED"
+    released = is_confirmed_first and body is APPROVE
+    assert await office.payers.both() == (("40.00", "0.00") if released else ("100.00", "0.00"))
+    assert value(office.dsn, DEADLOCKS) == 0
     office.check()
 
 
@@ -146,12 +211,13 @@ async def test_many_reopen_and_one_case_follows(office: Office) -> None:
     office.check()
 
 
+@pytest.mark.parametrize("decision", ["REJECT", "APPROVE"])
 @pytest.mark.parametrize("first", ["resolve", "reverse"])
-async def test_a_decision_and_a_bookkeepers_reversal(office: Office, wide: Database, first: str) -> None:
-    """F4, F10: there is one reversal, and the case says whose it was."""
+async def test_a_decision_and_a_bookkeepers_reversal(office: Office, wide: Database, first: str, decision: str) -> None:
+    """F4, F10: there is one reversal, and the case says whose it was; or that there was none when it was decided."""
     transaction, case = await office.flag()
     works: dict[str, Any] = {
-        "resolve": decide(case, "REJECT"),
+        "resolve": decide(case, decision),
         "reverse": lambda tx: ledger.reverse(tx, UUID(transaction), reason="typo"),
     }
     tasks = []
@@ -161,7 +227,8 @@ async def test_a_decision_and_a_bookkeepers_reversal(office: Office, wide: Datab
             await until_waiting(office.dsn, waiting)
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert not isinstance(ended[0], Exception), ended
-    assert office.effect(case) == ("REVERSED" if first == "resolve" else "ALREADY_REVERSED")
+    decided_first = {"REJECT": "REVERSED", "APPROVE": "MONEY_STAYS"}[decision]
+    assert office.effect(case) == (decided_first if first == "resolve" else "ALREADY_REVERSED")
     assert value(office.dsn, REVERSALS) == 1
     assert await office.payers.both() == ("100.00", "0.00")
     office.check()

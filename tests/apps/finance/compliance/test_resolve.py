@@ -75,10 +75,14 @@ async def test_approving_what_was_posted_leaves_it(office: Office) -> None:
     office.check()
 
 
-async def test_what_somebody_has_reversed_before_is_said_so(office: Office, db: Database) -> None:
+@pytest.mark.parametrize("decision", [REJECT, APPROVE])
+async def test_what_somebody_has_reversed_before_is_said_so(
+    office: Office, db: Database, decision: dict[str, str]
+) -> None:
+    """Whatever is decided: that money stays is said of money that is there."""
     transaction, case = await office.flag("60.00")
     await do(db, lambda tx: ledger.reverse(tx, UUID(transaction), reason="typo"))
-    assert (await office.do(case, "resolve", REJECT))["resolution"]["effect"] == "ALREADY_REVERSED"
+    assert (await office.do(case, "resolve", decision))["resolution"]["effect"] == "ALREADY_REVERSED"
     assert value(office.dsn, REVERSALS) == 1
     office.check()
 
@@ -165,15 +169,32 @@ async def test_a_payment_that_the_bank_may_have_is_decided_when_it_is_over(
     office.check()
 
 
-async def test_a_payment_that_failed_is_reversed_already(office: Office) -> None:
+@pytest.mark.parametrize("decision", [REJECT, APPROVE])
+async def test_a_payment_that_failed_is_reversed_already(office: Office, decision: dict[str, str]) -> None:
     payment, held = await office.hold()
     await office.do(held, "resolve", APPROVE)
     office.payers.order(Behaviour.DECLINE)
     await office.screen()
     case = office.case_of_transaction(str(value(office.dsn, "SELECT transaction_id FROM payments.payments")))
     assert office.payers.state(payment) == "PERMANENTLY_FAILED"
-    assert (await office.do(case, "resolve", REJECT))["resolution"]["effect"] == "ALREADY_REVERSED"
+    assert (await office.do(case, "resolve", decision))["resolution"]["effect"] == "ALREADY_REVERSED"
     assert value(office.dsn, REVERSALS) == 1
+    office.check()
+
+
+@pytest.mark.parametrize("decision", [REJECT, APPROVE])
+async def test_a_payment_that_is_on_its_way_back_is_said_so(
+    office: Office, db: Database, decision: dict[str, str]
+) -> None:
+    """The bank has declined it, and the ledger does not take the money back yet: the payer's account is closed."""
+    payment, held = await office.hold("100.00")
+    await office.do(held, "resolve", APPROVE)
+    await do(db, lambda tx: ledger.close_account(tx, office.payers.ann))
+    office.payers.order(Behaviour.DECLINE)
+    await office.screen()
+    assert office.payers.state(payment) == "RETURNING"
+    case = office.case_of_transaction(str(value(office.dsn, "SELECT transaction_id FROM payments.payments")))
+    assert (await office.do(case, "resolve", decision))["resolution"]["effect"] == "RETURNING"
     office.check()
 
 

@@ -8,7 +8,9 @@ import pytest
 
 from apps.finance.compliance import events
 from apps.finance.ledger import service as ledger
+from apps.finance.payments.events import PaymentPendingReview
 from duly.db import Database
+from duly.messages import EventBody, may_read
 from tests.apps.finance.compliance.acting import APPROVE, REJECT, Office, add_rule, open_customer
 from tests.apps.finance.compliance.test_resolve import flagged_payment
 from tests.apps.finance.payments.acting import do
@@ -92,13 +94,22 @@ async def test_a_payment_that_officers_called_back_reads_like_one_that_a_bookkee
     office.check()
 
 
+def test_whoever_runs_the_engine_reads_nothing_of_it() -> None:
+    """Neither what compliance does, nor that a payment is looked at: closed in the console, but to officers."""
+    closed: list[type[EventBody]] = [*events.FACTS, PaymentPendingReview]
+    assert all(not may_read(one.event_type, {"ADMINISTRATOR", "OPERATOR"}) for one in closed)
+    assert all(may_read(one.event_type, {"OPERATOR", "COMPLIANCE_OFFICER"}) for one in closed)
+
+
 async def test_what_compliance_tells_says_what_and_never_why(office: Office) -> None:
     _, case = await office.flag("60.00")
     await office.do(case, "comments", {"text": f"{CANARY} comment"}, expect=201)
-    await office.do(case, "resolve", {**REJECT, "reason": f"{CANARY} reason"})
-    inside = rows(office.dsn, "SELECT payload::text FROM duly.event_log WHERE topic = 'compliance.events'")
-    assert inside
-    assert CANARY not in str(inside)
+    why = {"reasonCode": "SUSPECTED_LAUNDERING", "reason": f"{CANARY} reason"}
+    await office.do(case, "resolve", REJECT | why)
+    inside = str(rows(office.dsn, "SELECT payload::text FROM duly.event_log WHERE topic = 'compliance.events'"))
+    assert '"decision": "REJECT"' in inside
+    for secret in (CANARY, "SUSPECTED_LAUNDERING", "reasonCode", "Large transaction"):
+        assert secret not in inside, secret
     kinds = {fact.event_type for fact in events.FACTS}
     assert {
         kind for (kind,) in rows(office.dsn, "SELECT type FROM duly.event_log WHERE topic = 'compliance.events'")

@@ -7,8 +7,10 @@ import json
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
 
+from apps.finance.kyc import service
 from apps.sandbox import bank, identity
 from apps.sandbox.identity import Behaviour
 from duly.db import Database
@@ -18,6 +20,7 @@ from duly.webhooks.receive import add_provider_secret
 from duly.webhooks.signing import sign_plain
 from tests.apps.finance.kyc.acting import Desk, facts_of, kept_of, subjects_of
 from tests.apps.finance.ledger.acting import refused
+from tests.apps.transfers.acting import until_waiting
 from tests.support import rows, value
 
 
@@ -72,6 +75,77 @@ async def test_a_call_after_the_end_finds_a_session_that_has_expired(desk: Desk,
     assert desk.status(made["sessionId"]) == "EXPIRED"
     assert kept_of(dsn) == [("contradicts", made["sessionId"])]
     desk.check()
+
+
+async def test_a_late_approval_keeps_where_its_evidence_is(desk: Desk, dsn: str) -> None:
+    """Whoever looks into it can ask the provider for it; what is not opaque is not kept there either."""
+    made = await desk.create()
+    await desk.call(made["sessionId"], "EXPIRED")
+    reference = f"ev_{uuid4().hex}"
+    await desk.call(made["sessionId"], "APPROVED", evidenceRef=reference)
+    await desk.call(made["sessionId"], "APPROVED", evidenceRef="passport of Ann Kowalska")
+    listed = (await desk.api.client.get("/v1/kyc/callbacks/unmatched", headers=desk.headers)).json()["items"]
+    assert [one["evidenceRef"] for one in listed] == [None, reference]
+    with pytest.raises(psycopg.errors.CheckViolation, match="unmatched_evidence_is_opaque"):
+        rows(dsn, "UPDATE kyc.unmatched_callbacks SET evidence_ref = 'Ann Kowalska'")
+
+
+async def dismiss_all(desk: Desk, items: list[dict[str, Any]]) -> None:
+    for one in items:
+        path = f"/v1/kyc/callbacks/{one['id']}/dismiss"
+        answer = await desk.api.client.post(path, json={"handled": "NO_ACTION"}, headers=desk.headers)
+        assert answer.status_code == 200, answer.text
+
+
+async def test_an_alert_closes_with_the_last_callback_of_its_subject(desk: Desk, dsn: str) -> None:
+    """Those of other sessions, and of none, are others' business."""
+    made, other = [(await desk.create())["sessionId"] for _ in range(2)]
+    for session, status in ((made, "EXPIRED"), (made, "APPROVED"), (made, "REJECTED"), (str(uuid4()), "APPROVED"),
+                            (other, "MAYBE")):  # fmt: skip
+        await desk.call(session, status)
+    subjects = ["kyc.callbacks.sandbox", *sorted(f"kyc.callbacks.sandbox:{one}" for one in (made, other))]
+    assert subjects_of(dsn) == subjects
+    listed = (await desk.api.client.get("/v1/kyc/callbacks/unmatched", headers=desk.headers)).json()["items"]
+    mine = [one for one in listed if one["sessionId"] == made]
+    await dismiss_all(desk, mine[:1])
+    assert subjects_of(dsn) == subjects
+    await dismiss_all(desk, mine[1:])
+    subjects.remove(f"kyc.callbacks.sandbox:{made}")
+    assert subjects_of(dsn) == subjects
+    await dismiss_all(desk, [one for one in listed if one["sessionId"] != made])
+    assert subjects_of(dsn) == []
+    assert value(dsn, "SELECT count(*) FROM duly.audit WHERE action = 'alert.resolved' AND actor = 'agent'") == 3
+    await desk.call(made, "APPROVED")
+    assert subjects_of(dsn) == [f"kyc.callbacks.sandbox:{made}"], "and opens again"
+
+
+async def test_a_callback_that_is_kept_meanwhile_keeps_its_alert(desk: Desk, dsn: str) -> None:
+    """Whoever closes an alert looks once it is locked: the last one and a new one, at the same moment."""
+    made = (await desk.create())["sessionId"]
+    await desk.call(made, "EXPIRED")
+    await desk.call(made, "APPROVED")
+    (listed,) = (await desk.api.client.get("/v1/kyc/callbacks/unmatched", headers=desk.headers)).json()["items"]
+    with psycopg.connect(dsn) as rival:  # another process keeps one, and has not committed
+        rival.execute("SELECT duly.alert('application', %s, 'another')", [f"kyc.callbacks.sandbox:{made}"])
+        rival.execute(
+            "INSERT INTO kyc.unmatched_callbacks (id, provider, event_id, problem, session_id, received_at) "
+            "VALUES (gen_random_uuid(), 'sandbox', repeat('a', 64), 'contradicts', %s, duly.now())",
+            [made],
+        )
+        dismissing = asyncio.create_task(dismiss_all(desk, [listed]))
+        await until_waiting(dsn, 1)
+        rival.commit()
+    await dismissing
+    assert subjects_of(dsn) == [f"kyc.callbacks.sandbox:{made}"]
+
+
+async def test_an_alert_does_not_outlive_what_it_is_about(desk: Desk, db: Database, dsn: str) -> None:
+    await desk.call(str(uuid4()), "APPROVED")
+    assert subjects_of(dsn) == ["kyc.callbacks.sandbox"]
+    desk.clock.advance(days=401)
+    async with db.transaction() as tx:
+        assert await service.forget(tx) == (0, 1, False)
+    assert subjects_of(dsn) == []
 
 
 @pytest.mark.parametrize("behaviour", [Behaviour.TWICE, Behaviour.DISORDER, Behaviour.WAVER])

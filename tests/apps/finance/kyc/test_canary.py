@@ -70,6 +70,8 @@ async def main():
     print("STATUSES " + json.dumps(sorted({s for s in statuses})))
 
 statuses = []
+HEADERS = ("X-Correlation-Id", "traceparent", "tracestate", "baggage", "User-Agent", "Cookie", "Idempotency-Key",
+           "X-Forwarded-For", "Referer", "Accept", "X-Request-Id", "Origin", "Forwarded")
 
 async def talk(api, theirs):
     agent = api.headers("agent", "compliance:kyc", "KYC_AGENT")
@@ -124,9 +126,7 @@ async def talk(api, theirs):
         # in signatures, times, and whatever else a header may be
         ascii = text.encode("ascii", "replace").decode()
         body = json.dumps(plain(session)).encode()
-        for header in ("X-Provider-Signature", "X-Provider-Timestamp", "X-Correlation-Id", "traceparent", "tracestate",
-                       "baggage", "User-Agent", "Cookie", "Idempotency-Key", "X-Forwarded-For", "Content-Type",
-                       "Referer", "Authorization", "Accept", "X-Request-Id", "Origin", "Forwarded"):
+        for header in ("X-Provider-Signature", "X-Provider-Timestamp", "Authorization", "Content-Type", *HEADERS):
             await ask("POST", path, content=body, headers=signed(body, **{header: ascii}))
             await ask("POST", path, content=body, headers={header: ascii})
         # in paths and queries
@@ -141,6 +141,9 @@ async def talk(api, theirs):
         for wrong in ({"userId": text}, {"userId": "user-1", "providerId": text}, {"userId": "user-1", "name": text},
                       {"userId": {text: 1}}, [text], text, {"userId": "user-1", text: text}):
             await ask("POST", "/v1/kyc/sessions", json=wrong, headers=agent)
+        for header in HEADERS:
+            await ask("POST", "/v1/kyc/sessions", json={"userId": str(uuid4())}, headers=agent | {header: ascii})
+            await ask("GET", "/v1/kyc/sessions", headers=agent | {header: ascii})
         unmatched = (await client.get("/v1/kyc/callbacks/unmatched", headers=agent)).json()["items"][0]["id"]
         await ask("POST", f"/v1/kyc/callbacks/{unmatched}/dismiss", json={"handled": text}, headers=agent)
     # from a person who fills in the provider's page, and a provider who tells everything

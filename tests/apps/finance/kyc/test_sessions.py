@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import httpx2
+import psycopg
 import pytest
 
 from apps.finance.kyc import service
-from apps.finance.kyc.gateways import HOSTS_VARIABLE, URL_VARIABLE, NoProvider, Opening, _is_page, find_callback_url
+from apps.finance.kyc.gateways import (
+    HOSTS_VARIABLE,
+    URL_VARIABLE,
+    NoProvider,
+    Opening,
+    _is_page,
+    check_addresses,
+    find_callback_url,
+    find_hosted_url,
+)
 from apps.finance.kyc.gateways import HttpProvider as Gateway
 from apps.sandbox import identity
 from apps.sandbox.identity import Behaviour
+from duly.cli.process import build_api
 from duly.db import Database
+from duly.errors import Refused
 from duly.settings import Settings
 from tests.apps.finance.kyc.acting import Desk, facts_of, subjects_of
 from tests.apps.finance.ledger.acting import refused
@@ -37,7 +51,7 @@ async def test_a_person_is_checked_from_beginning_to_end(desk: Desk, dsn: str) -
     assert "APPROVED" in done.text
     found = await desk.read(made["sessionId"])
     (check,) = desk.provider.checks.values()
-    assert (found["status"], found["evidenceRef"], found["hostedUrl"]) == ("APPROVED", check.evidence, None)
+    assert (found["status"], found["evidenceRef"]) == ("APPROVED", check.evidence)
     assert [line["cause"] for line in found["history"]] == ["create", "open", "callback"]
     assert facts_of(dsn, made["sessionId"]) == ["kyc.session.created", "kyc.session.approved"]
     assert value(dsn, JOBS) == 0, "the timer is withdrawn"
@@ -231,6 +245,37 @@ async def test_old_sessions_are_forgotten_and_open_ones_are_not(desk: Desk, dsn:
     assert value(dsn, "SELECT count(*) FROM kyc.history") == 1
 
 
+async def test_what_opens_the_page_is_told_once_and_kept_nowhere(desk: Desk, dsn: str) -> None:
+    """Neither in lists nor in what is read later, nor in the database: there is a digest, which opens nothing."""
+    answer = await desk.try_create({"userId": "user-1"})
+    made = answer.json()
+    token = made["hostedUrl"].rpartition("/")[2]
+    reads = [await desk.api.client.get(f"/v1/kyc/sessions{path}", headers=desk.headers)
+             for path in ("", f"/{made['sessionId']}", "?userId=user-1", "?status=PENDING")]  # fmt: skip
+    for one in reads:
+        assert one.status_code == 200
+        assert made["sessionId"] in one.text
+        assert token not in one.text
+        assert "hostedUrl" not in one.text
+    assert {one.headers["cache-control"] for one in (answer, *reads)} == {"no-store"}
+    tables = ("kyc.sessions", "kyc.history", "duly.outbox", "duly.events", "duly.jobs", "duly.audit")
+    assert token not in str([rows(dsn, f"SELECT t::text FROM {table} t") for table in tables])
+    kept = value(dsn, "SELECT token FROM kyc.sessions")
+    assert (await desk.api.client.get(f"/v1/kyc/start/{made['sessionId']}/{kept}")).status_code == 404
+    assert await desk.start(made)
+
+
+async def test_a_session_of_the_release_before_can_be_begun(desk: Desk, dsn: str) -> None:
+    """It kept tokens as they are; for the day that such a session lasts, they open it."""
+    made = await desk.create()
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SET session_replication_role = replica")
+        connection.execute("UPDATE kyc.sessions SET token = repeat('t', 32)")
+    path = f"/v1/kyc/start/{made['sessionId']}"
+    assert (await desk.api.client.get(f"{path}/{'t' * 31}")).status_code == 404
+    assert (await desk.api.client.get(f"{path}/{'t' * 32}")).status_code == 303
+
+
 @pytest.mark.parametrize("token", ["x", "", "../../healthz", "\N{SNOWMAN}" * 20])
 async def test_nobody_begins_without_the_token(desk: Desk, token: str) -> None:
     """The address is the credential: somebody who knows the session's id has nothing."""
@@ -302,6 +347,36 @@ def test_a_provider_is_told_where_to_call(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("KYC_CALLBACK_URL", "http://duly.example/v1/webhooks/kyc")
     with pytest.raises(NoProvider):
         find_callback_url("sandbox", Settings(env="production"))
+
+
+PRODUCTION: dict[str, Any] = {
+    "env": "production", "oidc_issuer": "https://id.example.com/realms/main", "oidc_client_id": "c",
+    "oidc_client_secret": "s", "host": "127.0.0.1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variable", ["KYC_HOSTED_URL", "KYC_CALLBACK_URL", URL_VARIABLE])
+@pytest.mark.parametrize("given", ["http://duly.example/start", "duly.example", "https://a:b@duly.example"])
+async def test_in_production_a_wrong_address_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, db: Database, tmp_path: Path, variable: str, given: str
+) -> None:
+    """The address that people get holds a secret: it goes to nobody over http, and not only from the first check on."""
+    from apps.wiring import app
+
+    monkeypatch.setenv(variable, given)
+    with pytest.raises(Refused, match=variable):
+        build_api(db, [], Settings(data=tmp_path, **PRODUCTION), app, port=1)
+
+
+def test_people_get_an_address_over_https_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(env="production")
+    check_addresses(settings)  # nothing is set, and nobody is checked
+    with pytest.raises(NoProvider, match="KYC_HOSTED_URL"):
+        find_hosted_url(settings)
+    monkeypatch.setenv("KYC_HOSTED_URL", "https://duly.example/start/")
+    check_addresses(settings)
+    assert find_hosted_url(settings) == "https://duly.example/start"
+    assert find_hosted_url(Settings(env="production", api_url="https://api.example/")) == "https://duly.example/start"
 
 
 async def test_the_sandbox_is_not_served_in_production() -> None:

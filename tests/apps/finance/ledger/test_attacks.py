@@ -206,7 +206,7 @@ async def test_the_applications_role_posts_and_cannot_write_the_journal(
         raw.execute(f"SET ROLE {role}".encode())
         answer = raw.execute(
             """SELECT outcome FROM ledger.post(ARRAY[gen_random_uuid()], ARRAY['by role'], ARRAY[1, 1],
-               ARRAY[%(a)s, %(b)s]::uuid[], ARRAY[1, -1]::numeric[], ARRAY[false, false], '{}', false)""",
+               ARRAY[%(a)s, %(b)s]::uuid[], ARRAY[1, -1]::numeric[], ARRAY[false, false], '{}', false, 'clerk')""",
             posted,
         ).fetchone()
         assert answer == ("posted",)

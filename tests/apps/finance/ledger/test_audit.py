@@ -6,8 +6,12 @@ import asyncio
 import json
 import sys
 import tomllib
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -16,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from apps.finance.ledger import audit, store_audit
 from apps.finance.ledger.events import JournalSealed
+from apps.finance.ledger.model import GENESIS, ChainHash, JournalLine
 from apps.wiring import app
 from duly.db import Database
 from duly.errors import Refused
@@ -232,6 +237,9 @@ async def test_a_journal_from_another_server_is_not_sealed_blindly(
 TAMPERINGS = [
     ("UPDATE ledger.transactions SET reference = 'forged' WHERE reference = 'first'", "1"),
     ("UPDATE ledger.transactions SET reason = 'forged' WHERE reverses_id IS NOT NULL", "1"),
+    ("UPDATE ledger.transactions SET posted_by = 'another' WHERE reference = 'first'", "1"),
+    ("UPDATE ledger.transactions SET posted_by = NULL WHERE reference = 'first'", "1"),
+    ("UPDATE ledger.seals SET format = 1 WHERE number = 1", "1"),
     ("UPDATE ledger.seals SET hash = sha256(hash) WHERE number = 2", "2"),
     ("DELETE FROM ledger.seals WHERE number = 1", "2"),
     ("UPDATE ledger.transactions SET xid = (xid::text::bigint + 1000)::text::xid8 WHERE reference = 'first'", "1"),
@@ -242,6 +250,45 @@ TAMPERINGS = [
      "SELECT DISTINCT ON (account_id) * FROM ledger.entries ORDER BY account_id, version DESC) AS e "
      "WHERE e.account_id = b.account_id", "2"),
 ]  # fmt: skip
+
+
+LINE = JournalLine(
+    7, UUID(int=1), "first", "PLN", 1250, None, UUID(int=2), None, datetime(2033, 1, 1, tzinfo=UTC), 1, UUID(int=3), 4,
+    1250, -99, "clerk",
+)  # fmt: skip
+
+
+def test_a_line_of_an_older_seal_is_hashed_as_it_was() -> None:
+    """A known answer, from before the journal said who posted."""
+    assert LINE.digest(1).hex() == "b04b87e13920e1df616f0ef96c9e1c9133c4df29e7530eded843462d91b51fdc"
+    assert len({LINE.digest(1), LINE.digest(2), replace(LINE, posted_by=None).digest(2)}) == 3
+    assert replace(LINE, posted_by=None).digest(1) == LINE.digest(1)
+
+
+async def test_seals_of_the_release_before_stay_valid_and_are_followed(
+    books: Books, ledger: dict[str, Any], db: Database, dsn: str
+) -> None:
+    """It seals without who posted, also what this release has posted; both are verified, each as it was made."""
+    end, number = await db.run(partial(store_audit.find_end, first_xid=0, horizon=await horizon(db), limit=99))
+    assert end is not None
+    lines = await db.run(
+        partial(store_audit.read_lines, xid=0, transaction_id=store_audit.NIL, next_xid=end, limit=99)
+    )  # fmt: skip
+    chain = ChainHash(GENESIS, 1)
+    chain.add(lines)
+    insert = """INSERT INTO ledger.seals (number, first_xid, next_xid, transactions, entries, previous_hash, hash,
+                                          sealed_at)
+                VALUES (1, '0', %(end)s, %(number)s, %(entries)s, %(genesis)s, %(hash)s, duly.now())"""
+    values = {"end": str(end), "number": number, "entries": len(lines), "genesis": GENESIS, "hash": chain.digest()}
+    rows(dsn, insert, values)
+    await books.post(ledger["cash"], ledger["customer"], "3.00")
+    await seal(db)
+    assert rows(dsn, "SELECT format FROM ledger.seals ORDER BY number") == [(1,), (2,)]
+    assert (await verify(db)).first_violation is None
+
+
+async def horizon(db: Database) -> int:
+    return await db.run(store_audit.find_horizon)
 
 
 @pytest.mark.parametrize(("change", "number"), TAMPERINGS)

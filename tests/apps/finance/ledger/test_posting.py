@@ -174,7 +174,7 @@ async def test_the_database_refuses_at_commit_what_does_not_balance(db: Database
     posting = Posting("x", [NewEntry(a, Decimal(2), Direction.DEBIT), NewEntry(b, Decimal(1), Direction.CREDIT)])
 
     async def post_unchecked(tx: Any) -> None:
-        await store.post(tx, [posting], [uuid4()])
+        await store.post(tx, [posting], [uuid4()], posted_by=None)
 
     with pytest.raises(Exception, match="does not balance") as caught:
         await db.run(post_unchecked)
