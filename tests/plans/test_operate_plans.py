@@ -58,6 +58,10 @@ SELECT duly.uuid7(now() - n * interval '2.5 seconds'), n, 'name-' || n % 5, 'ord
 FROM generate_series(1, 1000000) n;
 INSERT INTO duly.audit (at, actor, action, subject)
 SELECT now() - n * interval '1 minute', 'alice', 'job.cancelled', 'job:' || n FROM generate_series(1, 50000) n;
+INSERT INTO duly.audit (at, actor, action, subject, before)
+SELECT now() - n * interval '1 minute', 'alice', CASE WHEN n % 5 = 0 THEN 'event.discarded' ELSE 'event.requeued' END,
+       'event:' || duly.uuid7(), jsonb_build_object('aggregate_id', 'order-' || n, 'type', 'order.placed')
+FROM generate_series(1, 50000) n;
 INSERT INTO duly.processed_events SELECT 'audit', gen_random_uuid(), now() - (50000 - n) * interval '1 minute'
 FROM generate_series(1, 50000) n;
 """
@@ -134,6 +138,7 @@ PAGES: dict[str, tuple[Statement, dict[str, Any]]] = {
     "failed events to requeue": (sql.FIND_FAILED_EVENTS, {"id": None, "topic": None, "limit": 50}),
     "audit": (sql.LIST_AUDIT, {"before": None, "limit": 50}),
     "audit of a subject": (sql.LIST_AUDIT_OF_SUBJECT, {"before": None, "limit": 50, "subject": "job:7"}),
+    "what was discarded": (sql.LIST_DISCARDED, {"aggregate_ids": ["order-7", "order-25000", "x"], "limit": 20}),
     "attempts": (sql_why.FIND_ATTEMPTS, {"job_id": 7, "limit": 20}),
     "the job before it": (sql_why.FIND_ORDER_HEAD, {"name": "name-1", "order_key": "x", "id": 7}),
     "the dead letter before it": (sql_why.FIND_ORDER_DEAD_LETTER, {"name": "name-1", "order_key": "x"}),

@@ -92,7 +92,10 @@ LOOKED_AT: list[tuple[Statement, dict[str, str], int]] = [
     (sql_look.FIND_REACHED, {"subscription_id": f"'{DOWN}'", "before": "NULL", "scan": "5000"}, 300),
     (sql_look.FIND_REACHED_OF_STATUS,
      {"subscription_id": f"'{DOWN}'", "status": "'WAITING'", "before": "NULL", "scan": "5000"}, 300),
-    (sql_look.LIST_OF_EVENTS, {"event_ids": f"'{{{DELIVERY}}}'", "subscriptions": "5000", "limit": "100"}, 1_500),
+    (sql_look.LIST_OF_EVENTS,
+     {"event_ids": f"'{{{DELIVERY}}}'", "skip": "0", "subscriptions": "5000", "limit": "100"}, 1_500),
+    (sql_look.LIST_OF_EVENTS,
+     {"event_ids": f"'{{{DELIVERY},{BUSY}}}'", "skip": "100", "subscriptions": "50", "limit": "501"}, 700),
     (sql_look.COUNT_SUBSCRIPTIONS, {"cap": "5000"}, 30),
     (sql_look.LIST_ATTEMPTS_OF, {"ids": f"'{{{DELIVERY}}}'", "each": "8", "limit": "100"}, 60),
     (sql_look.COUNT_OF_SUBSCRIPTIONS,
@@ -150,6 +153,21 @@ def test_the_clean_up_starts_with_the_oldest(dsn: str) -> None:
         connection.rollback()
     assert "webhook_deliveries" not in plan.tables_read_whole(), plan.text
     assert plan.buffers <= 40_000, f"{plan.buffers} buffers\n{plan.text}"
+
+
+@any_planning
+def test_the_clean_up_of_what_was_deleted_looks_at_what_was_under_way(dsn: str, generic: bool) -> None:
+    """Of a deleted subscription with 200,000 that wait, and of the others nothing."""
+    with psycopg.connect(dsn, autocommit=False) as connection:
+        connection.execute(b"SELECT set_config('duly.forgetting', 'on', true)")
+        connection.execute(
+            b"UPDATE duly.webhook_subscriptions SET status = 'DELETED' WHERE id = ANY(%s::uuid[])", [[DOWN, BUSY]]
+        )
+        call = prepare(connection, sql.FORGET_DELETED.text, generic, days="1", batch="1000")
+        plan = explain(connection, call)
+        connection.rollback()
+    assert "webhook_deliveries" not in plan.tables_read_whole(), plan.text
+    assert plan.buffers <= 1_000, f"{plan.buffers} buffers\n{plan.text}"
 
 
 def test_there_are_a_million(dsn: str) -> None:

@@ -23,6 +23,8 @@ LARGEST = 2**53 - 1
 MOST_DIGITS = 16
 MOST_LEVELS = 64
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string, or one that never ends: each letter is looked at once, whatever a stranger wrote."""
 
 
 class NotCanonical(ValueError):
@@ -44,7 +46,7 @@ def parse(content: bytes, *, most_parts: int) -> Any:
         text = content.decode()
     except UnicodeDecodeError:
         raise NotCanonical("it is not UTF-8") from None
-    if text.count("[") + text.count("{") + text.count(",") > most_parts:
+    if _count_signs(text, 0, len(text)) > most_parts and count_parts(text, most=most_parts) > most_parts:
         raise NotCanonical(f"it has more than {most_parts} parts")
     try:
         value = json.loads(
@@ -58,6 +60,24 @@ def parse(content: bytes, *, most_parts: int) -> Any:
     if _SURROGATE.search(text):
         encode(value)
     return value
+
+
+def count_parts(text: str, *, most: int = LARGEST) -> int:
+    """What reading JSON costs: its lists, objects and commas, and not what is written inside of its strings.
+
+    Counted until there are more than ``most``; or more strings than so many parts can have, a name and a value each.
+    """
+    counted = place = 0
+    for number, string in enumerate(_TEXT.finditer(text)):
+        counted += _count_signs(text, place, string.start())
+        if counted > most or number > 2 * most + 1:
+            return most + 1
+        place = string.end()
+    return counted + _count_signs(text, place, len(text))
+
+
+def _count_signs(text: str, start: int, end: int) -> int:
+    return text.count("[", start, end) + text.count("{", start, end) + text.count(",", start, end)
 
 
 def plain(value: Any) -> Any:

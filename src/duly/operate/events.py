@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal, get_args
@@ -42,6 +42,16 @@ class EventEntry:
             return self
         error = None if self.last_error is None else CLOSED
         return replace(self, type=CLOSED, topic=CLOSED, aggregate_id="", last_error=error)
+
+
+@dataclass(frozen=True)
+class DiscardedEvent:
+    """An event that was given up: the audit has it, and nobody else."""
+
+    id: UUID
+    type: str
+    aggregate_id: str
+    discarded_at: datetime
 
 
 async def requeue_event(tx: Tx, id: UUID, *, actor: str, reason: str | None = None) -> None:
@@ -111,6 +121,12 @@ async def list_events(
     if status in (None, "PUBLISHED"):
         found += [EventEntry(*row) for row in await fetch(tx, sql.LIST_PUBLISHED_EVENTS, scan=SCAN_LIMIT, **values)]
     return sorted(found, key=lambda event: event.seq, reverse=True)[:limit]
+
+
+async def list_discarded(tx: Tx, aggregate_ids: Sequence[str], *, limit: int = 50) -> list[DiscardedEvent]:
+    """What was given up of some aggregates, as long as the audit is kept; of each the first, in order."""
+    rows = await fetch(tx, sql.LIST_DISCARDED, aggregate_ids=list(aggregate_ids), limit=page_size(limit))
+    return [DiscardedEvent(*row) for row in rows]
 
 
 async def _hold_failed(tx: Tx, id: UUID) -> int:

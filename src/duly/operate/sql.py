@@ -330,6 +330,16 @@ WITH before AS MATERIALIZED (
 """
     + _NOTE_EVENTS
 )
+# Of each aggregate the first, along audit_discarded.
+LIST_DISCARDED = Statement("""
+SELECT d.id, d.type, d.aggregate_id, d.at FROM unnest(CAST(:aggregate_ids AS text[])) AS a(id)
+CROSS JOIN LATERAL (
+    SELECT CAST(substr(u.subject, 7) AS uuid) AS id, u.before ->> 'type' AS type,
+           u.before ->> 'aggregate_id' AS aggregate_id, u.at, u.id AS number
+    FROM duly.audit u WHERE u.action = 'event.discarded' AND u.before ->> 'aggregate_id' = a.id
+    ORDER BY u.id LIMIT CAST(:limit AS int)) AS d
+ORDER BY d.number
+""")
 RELEASE_NEXT_EVENT = Statement("""
 UPDATE duly.outbox SET parked = false
 WHERE parked AND seq = (SELECT o.seq FROM duly.outbox o

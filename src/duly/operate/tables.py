@@ -57,6 +57,12 @@ audit = Table(
 )
 Index("audit_subject", audit.c.subject, audit.c.id)
 Index("audit_age", audit.c.at)
+Index(
+    "audit_discarded",
+    text("(before ->> 'aggregate_id')"),
+    audit.c.id,
+    postgresql_where=text("action = 'event.discarded'"),
+)
 
 processes = Table(
     "processes",

@@ -89,10 +89,10 @@ async def _take_back(tx: Tx, strays: list[UUID], held: Sequence[Locked]) -> int:
 
 
 async def forget(tx: Tx, *, days: int, batch: int = BATCH, batches: int = BATCHES) -> str:
-    """Forget deliveries and what was received, past their days; secrets past their end; what was deleted."""
+    """Forget deliveries and what was received, past their days; secrets past their end; who was deleted, last."""
     await fetch(tx, sql.ALLOW_FORGETTING)
     gone, more = await _in_batches(tx, sql.FORGET_DELIVERIES, days=days, batch=batch, batches=batches)
-    deleted, more_deleted = await _in_batches(tx, sql.FORGET_DELETED, batch=batch, batches=batches)
+    deleted, more_deleted = await _in_batches(tx, sql.FORGET_DELETED, days=days, batch=batch, batches=batches)
     received, more_received = await _in_batches(tx, sql.FORGET_RECEIVED, days=days, batch=batch, batches=batches)
     await fetch(tx, sql.FORGET_SUBSCRIPTIONS)
     await fetch(tx, sql.FORGET_SECRETS)
@@ -104,14 +104,11 @@ async def forget(tx: Tx, *, days: int, batch: int = BATCH, batches: int = BATCHE
     return f"forgot {gone + deleted} deliveries and {received} received webhooks{rest}"
 
 
-async def _in_batches(
-    tx: Tx, statement: Statement, *, batch: int, batches: int, days: int | None = None
-) -> tuple[int, bool]:
+async def _in_batches(tx: Tx, statement: Statement, *, days: int, batch: int, batches: int) -> tuple[int, bool]:
     """Delete at most ``batch * batches`` rows; how many, and whether the limit was what ended it."""
-    values = {} if days is None else {"days": days}
     gone = 0
     for _ in range(batches):
-        rows = await fetch(tx, statement, batch=batch, **values)
+        rows = await fetch(tx, statement, days=days, batch=batch)
         gone += rows[0][0]
         if rows[0][0] < batch:
             return gone, False

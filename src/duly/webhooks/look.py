@@ -20,6 +20,8 @@ from duly.webhooks.subscriptions import Subscription
 
 SCAN = 5_000  # deliveries that are looked through for a type
 PROBES = 20_000  # pairs of event and subscription that are looked up at once
+MOST_PAGES = 10  # of so many pairs, for whoever wants all deliveries of some events
+EVENTS_AT_ONCE = 1_000
 SUBSCRIPTIONS_LIMIT = 5_000
 EACH_ATTEMPTS = 8
 COUNT_CAP = 1_000
@@ -53,6 +55,14 @@ class Tried:
     def answer(self) -> str:
         """How it ended: ``500``, ``timeout``."""
         return str(self.http_status) if self.http_status is not None else self.error or "delivered"
+
+
+@dataclass(frozen=True)
+class AllOfEvents:
+    """The deliveries of some events with their addresses, the newest first; ``is_whole``: there are no others."""
+
+    deliveries: list[tuple[Delivery, str]]
+    is_whole: bool
 
 
 @dataclass(frozen=True)
@@ -105,9 +115,33 @@ async def list_of_events(tx: Tx, event_ids: Sequence[UUID], *, limit: int = 100)
     if not many:
         return []
     chosen = list(event_ids)[: max(1, PROBES // many)]
+    return await _list_page(tx, chosen, skip=0, subscriptions=SUBSCRIPTIONS_LIMIT, limit=limit)
+
+
+async def find_all_of_events(
+    tx: Tx, event_ids: Sequence[UUID], *, limit: int, most_pages: int = MOST_PAGES
+) -> AllOfEvents:
+    """The newest deliveries of some events, and whether those are all: for records, which must say what they lack."""
+    many = (await fetch(tx, sql.COUNT_SUBSCRIPTIONS, cap=most_pages * PROBES + 1))[0][0]
+    pages = []
+    for start in range(0, len(event_ids), EVENTS_AT_ONCE):
+        chosen = event_ids[start : start + EVENTS_AT_ONCE]
+        at_once = PROBES // len(chosen)
+        pages += [(chosen, skip, at_once) for skip in range(0, many, at_once)]
+    found: list[tuple[Delivery, str]] = []
+    for chosen, skip, at_once in pages[:most_pages]:
+        found += await _list_page(tx, chosen, skip=skip, subscriptions=at_once, limit=limit + 1)
+    found.sort(key=lambda pair: pair[0].number, reverse=True)
+    return AllOfEvents(found[:limit], is_whole=len(pages) <= most_pages and len(found) <= limit)
+
+
+async def _list_page(
+    tx: Tx, event_ids: Sequence[UUID], *, skip: int, subscriptions: int, limit: int
+) -> list[tuple[Delivery, str]]:
     rows = await fetch(
-        tx, sql.LIST_OF_EVENTS, event_ids=chosen, subscriptions=SUBSCRIPTIONS_LIMIT, limit=page_size(limit)
-    )
+        tx, sql.LIST_OF_EVENTS, event_ids=list(event_ids), skip=skip, subscriptions=subscriptions,
+        limit=page_size(limit),
+    )  # fmt: skip
     return [(Delivery(*row[:-1]), row[-1]) for row in rows]
 
 
@@ -168,7 +202,7 @@ async def say_standing(tx: Tx, one: Subscription, now: datetime) -> list[str]:
 
 def _say_status(one: Subscription, now: datetime) -> list[str]:
     if one.status == "DELETED":
-        return ["It is deleted: nothing is sent any more, and its log goes with the next clean-ups."]
+        return ["It is deleted: nothing is sent any more. Its log is kept as long as any, and goes with its last line."]
     if one.status == "PAUSED":
         return [f"It is PAUSED since {when(one.updated_at, now)}: nothing is sent, and what comes is kept."]
     if one.status == "DISABLED":

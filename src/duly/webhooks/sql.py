@@ -223,10 +223,14 @@ WITH old AS (
 )
 SELECT count(*)::int FROM gone
 """)
+# What was deleted is kept as long as the rest: a subscriber decides that nothing is sent, not what is remembered. None
+# of it is under way: this takes what the statement above leaves alone.
 FORGET_DELETED = Statement("""
 WITH old AS (
-    SELECT d.id FROM duly.webhook_subscriptions s
-    CROSS JOIN LATERAL (SELECT o.id FROM duly.webhook_deliveries o WHERE o.subscription_id = s.id
+    SELECT d.id FROM duly.webhook_subscriptions s CROSS JOIN (VALUES ('QUEUED'), ('RETRYING')) AS t(status)
+    CROSS JOIN LATERAL (SELECT o.id FROM duly.webhook_deliveries o
+                        WHERE o.subscription_id = s.id AND o.status = t.status
+                          AND o.created_at < duly.now() - make_interval(days => CAST(:days AS int))
                         ORDER BY o.number LIMIT CAST(:batch AS int)) AS d
     WHERE s.status = 'DELETED' LIMIT CAST(:batch AS int)
 ), attempted AS (
@@ -236,6 +240,7 @@ WITH old AS (
 )
 SELECT count(*)::int FROM gone
 """)
+# With the last of its deliveries, and not before.
 FORGET_SUBSCRIPTIONS = Statement("""
 DELETE FROM duly.webhook_subscriptions s
 WHERE s.status = 'DELETED'

@@ -44,7 +44,8 @@ LIST_OF_EVENTS = Statement(
     + DELIVERY
     + """, s.url
 FROM unnest(CAST(:event_ids AS uuid[])) AS e(id)
-CROSS JOIN (SELECT id, url FROM duly.webhook_subscriptions ORDER BY id DESC LIMIT CAST(:subscriptions AS int)) AS s
+CROSS JOIN (SELECT id, url FROM duly.webhook_subscriptions
+            ORDER BY id DESC OFFSET CAST(:skip AS int) LIMIT CAST(:subscriptions AS int)) AS s
 CROSS JOIN LATERAL (SELECT o.* FROM duly.webhook_deliveries o
                     WHERE o.subscription_id = s.id AND o.event_id = e.id LIMIT 1) AS d
 ORDER BY d.number DESC LIMIT CAST(:limit AS int)

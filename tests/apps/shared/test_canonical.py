@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.shared.canonical import LARGEST, NotCanonical, encode, parse, plain
+from apps.shared.canonical import LARGEST, NotCanonical, count_parts, encode, parse, plain
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-LARGEST, LARGEST) | st.text(st.characters(exclude_categories=["Cs"])),
@@ -50,6 +50,32 @@ def test_what_readers_understand_differently_is_refused_in_words_of_ours(content
     with pytest.raises(NotCanonical) as refused:
         parse(content, most_parts=1_000)
     assert len(str(refused.value)) < 100
+
+
+def count_values(value: object) -> int:
+    """The lists, objects and commas of a value, from what it is and not from how it is written."""
+    if not isinstance(value, dict | list):
+        return 0
+    inner = list(value.values() if isinstance(value, dict) else value)
+    return 1 + max(len(inner) - 1, 0) + sum(map(count_values, inner))
+
+
+@given(VALUES)
+def test_what_counts_is_what_there_is_to_read_and_not_what_is_written_in_it(value: object) -> None:
+    told = {"said": ',[{"\\,"', 'a",{': value}
+    for spelled in (encode(told).decode(), json.dumps(told, indent=1)):
+        assert count_parts(spelled) == count_values(told)
+        assert parse(spelled.encode(), most_parts=count_values(told)) == told
+        with pytest.raises(NotCanonical, match="parts"):
+            parse(spelled.encode(), most_parts=count_values(told) - 1)
+
+
+@pytest.mark.parametrize("content", ['"' + '\\"' * 500_000, '"\\' * 500_000, '"' * 1_000_000, '"' + "\\" * 999_999])
+def test_strings_that_never_end_are_looked_at_once(content: str) -> None:
+    """Not once for each quote in them: that would take hours."""
+    assert count_parts(content) == 0
+    with pytest.raises(NotCanonical):
+        parse((content + "," * 11).encode(), most_parts=10)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), b"x", "\ud800", {1: 2, "a": object()}, {"a"}])

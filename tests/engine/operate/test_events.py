@@ -11,6 +11,7 @@ import pytest
 from duly.db import Database
 from duly.errors import Conflict, Invalid, NotFound
 from duly.operate import discard_event, list_events, requeue_event, requeue_events
+from duly.operate.events import list_discarded
 from duly.outbox.relay import Relay
 from tests.engine.operate.conftest import WHO, Make, until_blocked
 
@@ -84,6 +85,19 @@ async def test_a_discarded_event_is_kept_whole_in_the_audit(db: Database, make: 
         {"card": "4111-SECRET"},
     )
     assert make.run("SELECT 1 FROM duly.alerts WHERE resolved_at IS NULL") == []
+
+
+async def test_what_was_discarded_of_an_aggregate_is_found(db: Database, make: Make) -> None:
+    """Nowhere else is it known that there was something to tell."""
+    first, other, kept = make.failed_event("order-1"), make.failed_event("order-2"), make.failed_event("order-3")
+    async with db.transaction() as tx:
+        for id in (first, other):
+            await discard_event(tx, id, **WHO)
+        await requeue_event(tx, kept, **WHO)
+        found = await list_discarded(tx, ["order-3", "order-1", "order-9"])
+        assert [(one.id, one.aggregate_id) for one in found] == [(first, "order-1")]
+        assert [one.id for one in await list_discarded(tx, ["order-2", "order-1"])] == [first, other]
+        assert await list_discarded(tx, []) == []
 
 
 async def test_after_a_discarded_event_the_next_of_its_aggregate_goes_first(db: Database, make: Make) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import pytest
 
@@ -476,6 +477,36 @@ async def test_what_is_old_is_forgotten_and_what_is_under_way_is_not(hooks: Hook
         await hooks.drain()
     assert value(hooks.dsn, "SELECT count(*) FROM duly.webhook_subscriptions") == 0
     assert value(hooks.dsn, "SELECT count(*) FROM duly.webhook_attempts") == 0
+
+
+async def test_the_log_of_a_deleted_subscription_is_kept_as_long_as_any(hooks: Hooks, clock: BusinessClock) -> None:
+    """A subscriber decides that nothing is sent, not what is remembered; its secrets are gone at once."""
+    clock.freeze(START)
+    async with subscriber() as one:
+        made, empty = await hooks.subscribe(one.url), await hooks.subscribe(one.url, "parcel.*")
+        await hooks.emit(3)
+        await hooks.drain()
+        one.behave = answering(500)
+        await hooks.emit()
+        await hooks.drain()
+        async with hooks.db.transaction() as tx:
+            for subscription in (made, empty):
+                await subscriptions.delete_subscription(tx, hooks.settings, subscription.id, actor="test")
+    assert value(hooks.dsn, "SELECT count(*) FROM duly.webhook_secrets") == 0
+
+    async def clean() -> tuple[int, int, list[UUID]]:
+        rows(hooks.dsn, "UPDATE duly.jobs SET run_at = 'infinity'")
+        rows(hooks.dsn, "SELECT duly.schedule('duly.forget-webhooks')")
+        await hooks.drain()
+        attempts = value(hooks.dsn, "SELECT count(*) FROM duly.webhook_attempts")
+        left = [id for (id,) in rows(hooks.dsn, "SELECT id FROM duly.webhook_subscriptions")]
+        return len(await hooks.deliveries()), attempts, left
+
+    assert await clean() == (4, 4, [made.id])
+    clock.advance(days=29)
+    assert await clean() == (4, 4, [made.id])
+    clock.advance(days=2)
+    assert await clean() == (0, 0, []), "also what was under way when it was deleted"
 
 
 async def test_what_is_old_and_just_being_sent_again_is_not_forgotten(hooks: Hooks, clock: BusinessClock) -> None:

@@ -43,6 +43,7 @@ PAGES = 20  # in one commit
 FORGET_LIMIT = 200  # cases in one commit
 FIRST, LAST = UUID(int=0), UUID(int=2**128 - 1)
 MOST_OF_AN_ACTOR = 200  # in the engine's audit
+MOST_CASES_ABOUT = 100
 
 
 # -- working on a case ------------------------------------------------------------------------------------------------
@@ -226,9 +227,11 @@ async def list_cases(
     return page, page[-1].id if len(found) > limit else None
 
 
-async def read_cases_about(tx: Tx, *, payment_id: UUID | None, transaction_ids: Sequence[UUID]) -> list[CaseFile]:
-    """Every case about a payment or these transactions, with its alert and its whole timeline, the oldest first."""
-    cases = await store.find_cases_about(tx, payment_id=payment_id, transaction_ids=transaction_ids)
+async def read_cases_about(
+    tx: Tx, *, payment_id: UUID | None, transaction_ids: Sequence[UUID], limit: int = MOST_CASES_ABOUT
+) -> list[CaseFile]:
+    """The cases about a payment or these transactions, each with its alert and whole timeline, the oldest first."""
+    cases = await store.find_cases_about(tx, payment_id=payment_id, transaction_ids=transaction_ids, limit=limit)
     if not cases:
         return []
     ids = [case.id for case in cases]

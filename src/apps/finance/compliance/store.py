@@ -35,7 +35,6 @@ from duly.ids import uuid7
 
 MOST_LINES_READ = 200
 MOST_LINES_OF_A_FILE = 10_000
-MOST_CASES_ABOUT = 100
 LAST_LINE = 2_147_483_647
 
 
@@ -177,9 +176,11 @@ async def read_timelines(tx: Tx, case_ids: Sequence[UUID]) -> dict[UUID, list[Li
     return lines
 
 
-async def find_cases_about(tx: Tx, *, payment_id: UUID | None, transaction_ids: Sequence[UUID]) -> list[Case]:
+async def find_cases_about(
+    tx: Tx, *, payment_id: UUID | None, transaction_ids: Sequence[UUID], limit: int
+) -> list[Case]:
     """In the order in which they were opened."""
-    values = {"payment_id": payment_id, "transaction_ids": list(transaction_ids), "limit": MOST_CASES_ABOUT}
+    values = {"payment_id": payment_id, "transaction_ids": list(transaction_ids), "limit": limit}
     return [_case(row) for row in (await tx.execute(sql.FIND_CASES_ABOUT, values)).mappings()]
 
 

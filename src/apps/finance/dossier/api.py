@@ -14,6 +14,7 @@ from apps.finance.dossier.signing import Signer
 from apps.shared.canonical import encode
 from duly.auth.http import require
 from duly.auth.principals import Principal
+from duly.db import Database
 from duly.http import RequestTx, Router
 from duly.settings import Settings
 
@@ -27,10 +28,13 @@ ANSWER = {"description": "The dossier.", "content": {"application/json": {"schem
 @router.get("/payments/{payment_id}/dossier", response_class=Response, responses={200: ANSWER})
 async def read_dossier(payment_id: UUID, caller: Officer, tx: RequestTx, request: Request) -> Response:
     """Everything that is known of a payment, signed; ``duly-dossier verify`` checks it without us. Nobody gets that of
-    a payment of their own: there may be cases in it.
+    a payment of their own: there may be cases in it. The audit keeps who got it.
     """
     settings: Settings = getattr(request.app.state, "settings", None) or Settings()
-    made = await service.make_dossier(tx, payment_id, Signer.open(settings), reader=caller.subject)
+    db: Database = request.app.state.db
+    async with db.transaction() as snapshot:  # it ends before the request's own begins: no session waits for another
+        made = await service.make_dossier(snapshot, payment_id, Signer.open(settings), reader=caller.subject)
+    await service.record_export(tx, made, actor=caller.subject)
     log.info("dossier_made", payment_id=str(payment_id), head=made["manifest"]["head"])
     headers = {
         "Content-Disposition": f'attachment; filename="dossier-{payment_id}.json"',

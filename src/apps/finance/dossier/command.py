@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
             for key_id, key in Signer.open(Settings()).public_keys().items():
                 _say(f"{key_id}:{key}")
             return 0
-        return _export(given.payment, given.out)
+        return _export(given.payment, given.out, given.actor)
     except NotFound as absent:
         _complain(str(absent))
     except (DulyError, ValidationError, OSError, DBAPIError) as error:
@@ -82,8 +82,8 @@ def _describe(verdict: Verdict) -> None:
         _say("give --trust with the public key of whoever should have signed it (duly-dossier key)")
 
 
-def _export(payment: UUID, out: Path | None) -> int:
-    content = asyncio.run(_make(payment))
+def _export(payment: UUID, out: Path | None, actor: str | None) -> int:
+    content = asyncio.run(_make(payment, actor))
     if out is None:
         _say(content.decode())
     else:
@@ -91,16 +91,20 @@ def _export(payment: UUID, out: Path | None) -> int:
     return 0
 
 
-async def _make(payment: UUID) -> bytes:
+async def _make(payment: UUID, actor: str | None) -> bytes:
     # Only here, so that a check needs nothing but a file.
-    from apps.finance.dossier.service import make_dossier
+    from apps.finance.dossier.service import make_dossier, record_export
     from duly.cli.home import database_address
     from duly.cli.process import open_database
+    from duly.cli.shell import os_user
 
     settings = Settings()
     with database_address(settings) as dsn:
-        async with open_database(dsn, settings) as db, db.transaction() as tx:
-            return encode(await make_dossier(tx, payment, Signer.open(settings)))
+        async with open_database(dsn, settings) as db:
+            async with db.transaction() as tx:
+                made = await make_dossier(tx, payment, Signer.open(settings))
+            await db.run(lambda tx: record_export(tx, made, actor=actor or os_user()))
+            return encode(made)
 
 
 def _read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -114,6 +118,7 @@ def _read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     making = commands.add_parser("export", help="write the dossier of a payment")
     making.add_argument("payment", type=UUID)
     making.add_argument("--out", type=Path, help="a file; without it, the standard output")
+    making.add_argument("--actor", help="who does this, for the audit; without it, the user of the machine")
     commands.add_parser("key", help="the public keys of this installation, the newest first")
     return parser.parse_args(arguments)
 

@@ -20,19 +20,24 @@ from uuid import UUID
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from apps.shared.canonical import NotCanonical, encode, parse
+from apps.shared.canonical import NotCanonical, count_parts, encode, parse
 
-FORMAT = "duly.dossier/1"
+KIND = "duly.dossier/"
+FORMAT = KIND + "2"
 ALGORITHM = "Ed25519"
 SECTIONS = (
-    "payment", "history", "decisions", "postings", "holds", "events", "deliveries", "callbacks", "cases",
+    "payment", "history", "decisions", "postings", "holds", "events", "deliveries", "callbacks", "alerts", "cases",
+    "timelines",
 )  # fmt: skip
 """In this order, each of them, always."""
-MOST_BYTES = 20_000_000
-MOST_PARTS = 300_000
+MOST_BYTES = 25_000_000
+MOST_PARTS = 400_000
 MOST_SECTION_BYTES = 2_000_000
 MOST_SECTION_PARTS = 30_000
 """Of one section's records: what does not fit is left out, and the section says so."""
+LINK_BYTES, LINK_PARTS = 100, 4
+"""What a record costs besides itself."""
+REVIEW = "PAYMENT_REVIEW"
 KEY_BYTES = 32
 _KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
@@ -112,18 +117,29 @@ def compose(payment_id: UUID, created_at: str, sections: Sequence[Section]) -> d
 
 
 def fit(section: Section) -> Section:
-    """The section, or as much of its beginning as a dossier holds."""
-    kept: list[Mapping[str, Any]] = []
-    size = parts = 0
-    for record in section.records:
-        spelled = encode(record)
-        size += len(spelled) + 100
-        parts += spelled.count(b",") + spelled.count(b"{") + spelled.count(b"[") + 4
-        if size > MOST_SECTION_BYTES or parts > MOST_SECTION_PARTS:
-            rest = Missing(f"{len(section.records) - len(kept)} records", Why.LIMIT)
-            return Section(section.name, kept, [*section.missing, rest])
-        kept.append(record)
-    return section
+    """The section, or as much of it as a dossier holds: without its largest records.
+
+    So nobody's records push out any that are smaller than theirs. Of a history the end is cut off: it has no holes.
+    """
+    costs = [_cost(record) for record in section.records]
+    order = list(range(len(costs)))
+    if section.name != "history":
+        order.sort(key=lambda place: max(costs[place][0] / MOST_SECTION_BYTES, costs[place][1] / MOST_SECTION_PARTS))
+    size, parts = sum(one[0] for one in costs), sum(one[1] for one in costs)
+    while size > MOST_SECTION_BYTES or parts > MOST_SECTION_PARTS:
+        last = costs[order.pop()]
+        size, parts = size - last[0], parts - last[1]
+    left_out = len(costs) - len(order)
+    if not left_out:
+        return section
+    rest = Missing(f"{left_out} records, {'the last' if section.name == 'history' else 'the largest'}", Why.LIMIT)
+    return Section(section.name, [section.records[place] for place in sorted(order)], [*section.missing, rest])
+
+
+def _cost(record: Mapping[str, Any]) -> tuple[int, int]:
+    """What a record takes of a section's bytes and parts."""
+    spelled = encode(record)
+    return len(spelled) + LINK_BYTES, count_parts(spelled.decode()) + LINK_PARTS
 
 
 def _write(section: Section, *, payment_id: str, created_at: str) -> dict[str, Any]:
@@ -175,8 +191,10 @@ def check(content: bytes, *, trusted: Sequence[bytes]) -> Verdict:
         found = parse(content, most_parts=MOST_PARTS)
     except NotCanonical as error:
         return Verdict(Outcome.UNREADABLE, f"this cannot be read: {error}")
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        return Verdict(Outcome.UNREADABLE, f"this is no dossier of the format {FORMAT}")
+    if not isinstance(found, dict) or not str(found.get("format")).startswith(KIND):
+        return Verdict(Outcome.UNREADABLE, "this is no dossier")
+    if found["format"] != FORMAT:
+        return Verdict(Outcome.UNREADABLE, f"this is a dossier of another version: here {FORMAT} is read")
     try:
         return _check(found, trusted)
     except Forged as wrong:
@@ -257,9 +275,73 @@ def _check_whole(sections: Mapping[str, Mapping[str, Any]], payment_id: str) -> 
             "holds": [payment.get("reviewHoldId"), payment.get("incomingHoldId")],
         }
         for name, ids in wanted.items():
-            there = {one.get("id") for one in records[name]}
-            if name in whole and not {id for id in ids if id is not None} <= there:
-                raise Forged(f"section {name!r} is called complete, and lacks what the payment names")
+            if name in whole:
+                _check_there(name, records[name], ids, of="the payment")
+        _check_about(records["cases"], payment, is_whole="cases" in whole)
+    if "deliveries" in whole:
+        for delivery in records["deliveries"]:
+            if delivery.get("attempts") != len(_list(delivery, "log")):
+                raise Forged("section 'deliveries' is called complete, and lacks attempts")
+    _check_cases(records, whole)
+
+
+def _check_about(cases: Sequence[Mapping[str, Any]], payment: Mapping[str, Any], *, is_whole: bool) -> None:
+    """That each case is about this payment; and that what was held for a review has the case of its review."""
+    payment_id = payment.get("id")
+    posted = [id for id in (payment.get("transactionId"), payment.get("reversalId")) if id is not None]
+    for case in cases:
+        if case.get("paymentId") != payment_id and case.get("transactionId") not in posted:
+            raise Forged("a case is about something else")
+    has_review = any((one.get("kind"), one.get("paymentId")) == (REVIEW, payment_id) for one in cases)
+    if is_whole and payment.get("reviewHoldId") is not None and not has_review:
+        raise Forged("section 'cases' is called complete, and lacks the case of the payment's review")
+
+
+def _check_cases(records: Mapping[str, Sequence[Mapping[str, Any]]], whole: set[str]) -> None:
+    """That cases, their alerts and their timelines belong together, as far as they are called complete."""
+    cases = {_text(case, "id"): case for case in records["cases"]}
+    if len(cases) != len(records["cases"]):
+        raise Forged("a case is there twice")
+    lines: dict[str, list[Any]] = {}
+    for line in records["timelines"]:
+        lines.setdefault(_text(line, "caseId"), []).append(line.get("number"))
+    named: dict[str, list[Any]] = {
+        "alerts": [case.get("alertId") for case in records["cases"]],
+        "cases": list(lines),
+        "decisions": [alert.get("decisionId") for alert in records["alerts"]],
+    }
+    for name, ids in named.items():
+        if name in whole:
+            _check_there(name, records[name], ids, of="a case")
+    if "cases" in whole:
+        _check_chains(cases)
+    for case_id, case in cases.items() if "timelines" in whole else ():
+        numbers = lines.get(case_id, [])
+        if case.get("version") != len(numbers) or numbers != list(range(1, len(numbers) + 1)):
+            raise Forged("section 'timelines' is called complete, and lacks lines of a case")
+
+
+def _check_chains(cases: Mapping[str, Mapping[str, Any]]) -> None:
+    """That whatever a case reopens, or is reopened as, is there and says the same, from a first case on."""
+    ends = {name: {id: case.get(name) for id, case in cases.items()} for name in ("reopensId", "reopenedAs")}
+    for here, there in (("reopensId", "reopenedAs"), ("reopenedAs", "reopensId")):
+        for case_id, other in ends[here].items():
+            if other is not None and (not isinstance(other, str) or ends[there].get(other) != case_id):
+                raise Forged("section 'cases' is called complete, and lacks a case that was reopened, or its follower")
+    reached = 0
+    for case_id in [id for id, before in ends["reopensId"].items() if before is None]:
+        following: Any = case_id
+        while following is not None:
+            reached, following = reached + 1, ends["reopenedAs"][following]
+    if reached != len(cases):
+        raise Forged("section 'cases' is called complete, and lacks the case that was reopened first")
+
+
+def _check_there(name: str, records: Sequence[Mapping[str, Any]], ids: Sequence[Any], *, of: str) -> None:
+    """That there is a record with each of these ids."""
+    there = {id for one in records if isinstance(id := one.get("id"), str)}
+    if any(id is not None and (not isinstance(id, str) or id not in there) for id in ids):
+        raise Forged(f"section {name!r} is called complete, and lacks what {of} names")
 
 
 def _check_signature(signature: Mapping[str, Any], head: str) -> tuple[str, bytes]:

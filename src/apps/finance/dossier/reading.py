@@ -12,6 +12,7 @@ from pydantic.alias_generators import to_camel
 from sqlalchemy import text
 
 from apps.finance.compliance import service as compliance
+from apps.finance.compliance.model import CaseFile, Kind
 from apps.finance.compliance.workers import kept_days as cases_kept_days
 from apps.finance.decisions import service as decisions
 from apps.finance.decisions.model import Decision, DecisionNotFound, RuleNotFound
@@ -26,15 +27,17 @@ from apps.shared.canonical import plain
 from apps.shared.money import show
 from duly import Tx
 from duly.db import load_json, settings_of
-from duly.operate.events import EventEntry, list_events
+from duly.operate.events import EventEntry, list_discarded, list_events
 from duly.webhooks.deliveries import list_attempts
-from duly.webhooks.look import host_of, list_of_events
+from duly.webhooks.look import find_all_of_events, host_of
 
 MOST_LINES = 5_000
 MOST_EVENTS = 500  # of one aggregate
 MOST_DELIVERIES = 500
 MOST_ATTEMPTS = 100  # of one delivery
 MOST_CALLBACKS = 500
+MOST_CASES = 100
+MOST_DISCARDED = 20  # of one aggregate
 AT_ONCE = timedelta(minutes=1)  # what begins a payment is told in the same commit
 
 READ_NOW = text("SELECT duly.now()")
@@ -163,17 +166,26 @@ async def read_holds(tx: Tx, subject: Subject) -> Section:
     return Section("holds", records, missing)
 
 
-async def read_events(tx: Tx, subject: Subject, more: Iterable[UUID]) -> tuple[Section, list[UUID]]:
-    """What was told of the payment, its transactions, its holds and its cases, in order; and the ids."""
+@dataclass(frozen=True)
+class EventRecords:
+    """What was told, the ids, and why events that were published are not among them."""
+
+    section: Section
+    ids: Sequence[UUID]
+    gone: frozenset[Why]
+
+
+async def read_events(tx: Tx, subject: Subject, cases: CaseRecords) -> EventRecords:
+    """What was told of the payment, its transactions, its holds and its cases, in order."""
     payment = subject.payment
     holds = [id for id in (payment.review_hold_id, payment.incoming_hold_id) if id is not None]
-    aggregates = dict.fromkeys([payment.id, *subject.transaction_ids, *holds, *more])
-    missing: list[Missing] = []
+    aggregates = dict.fromkeys([payment.id, *subject.transaction_ids, *holds, *cases.ids])
+    missing = [Missing("events of cases that are not here", gap.why) for gap in cases.cases.missing]
     entries: list[EventEntry] = []
     for aggregate in aggregates:
-        found = await list_events(tx, aggregate_id=str(aggregate), limit=MOST_EVENTS)
-        entries += found
-        if len(found) == MOST_EVENTS:
+        found = await list_events(tx, aggregate_id=str(aggregate), limit=MOST_EVENTS + 1)
+        entries += found[:MOST_EVENTS]
+        if len(found) > MOST_EVENTS:
             missing.append(Missing(f"older events of {aggregate}", Why.LIMIT))
         elif aggregate == payment.id and not any(one.created_at <= payment.created_at + AT_ONCE for one in found):
             why = subject.why_gone(settings_of(tx).keep_events_days)
@@ -181,7 +193,18 @@ async def read_events(tx: Tx, subject: Subject, more: Iterable[UUID]) -> tuple[S
     entries.sort(key=lambda one: one.seq)
     bodies = await _read_bodies(tx, entries)
     records = [plain(one) | bodies.get(one.id, {}) for one in entries]
-    return Section("events", records, missing), [one.id for one in entries]
+    discarded = await _find_discarded(tx, subject, [str(one) for one in aggregates])
+    gone = frozenset(gap.why for gap in missing)
+    return EventRecords(Section("events", records, [*missing, *discarded]), [one.id for one in entries], gone)
+
+
+async def _find_discarded(tx: Tx, subject: Subject, aggregates: Sequence[str]) -> list[Missing]:
+    """Events that an operator gave up: they were to be told, and are nowhere but in the audit, while that is kept."""
+    found = await list_discarded(tx, aggregates, limit=MOST_DISCARDED)
+    missing = [Missing(f"event {one.id} ({one.type}), which was discarded", Why.ABSENT) for one in found]
+    if subject.payment.created_at < subject.now - timedelta(days=settings_of(tx).keep_audit_days):
+        missing.append(Missing("events that were discarded so long ago that nobody knows of them", Why.RETENTION))
+    return missing
 
 
 async def _read_bodies(tx: Tx, entries: Sequence[EventEntry]) -> dict[UUID, dict[str, Any]]:
@@ -196,19 +219,24 @@ async def _read_bodies(tx: Tx, entries: Sequence[EventEntry]) -> dict[UUID, dict
     }
 
 
-async def read_deliveries(tx: Tx, subject: Subject, event_ids: Sequence[UUID]) -> Section:
+async def read_deliveries(tx: Tx, subject: Subject, events: EventRecords) -> Section:
     """To whom it was sent, and how that went. Of an address only the host: its path may be a secret."""
     records: list[dict[str, Any]] = []
-    found = await list_of_events(tx, event_ids, limit=MOST_DELIVERIES)
-    for delivery, url in sorted(found, key=lambda pair: pair[0].number):
+    missing: list[Missing] = []
+    found = await find_all_of_events(tx, events.ids, limit=MOST_DELIVERIES)
+    for delivery, url in sorted(found.deliveries, key=lambda pair: pair[0].number):
         attempts = await list_attempts(tx, delivery.id, limit=MOST_ATTEMPTS)
         tried = [{name: value for name, value in plain(one).items() if name in ATTEMPT} for one in reversed(attempts)]
         records.append(plain(delivery) | {"host": host_of(url), "log": tried})
-    missing: list[Missing] = []
-    if len(found) == MOST_DELIVERIES:
-        missing.append(Missing("older deliveries", Why.LIMIT))
+        if delivery.attempts > len(tried):
+            why = Why.LIMIT if len(tried) == MOST_ATTEMPTS else Why.ABSENT
+            missing.append(Missing(f"attempts of delivery {delivery.id} before the last {len(tried)}", why))
+    if not found.is_whole:
+        missing.append(Missing("deliveries: there are more of them, or too many subscribers to look at", Why.LIMIT))
+    gone = set(events.gone)  # a delivery is found by its event
     if subject.payment.created_at < subject.now - timedelta(days=settings_of(tx).keep_webhooks_days):
-        missing.append(Missing("deliveries of events that are no longer kept", Why.RETENTION))
+        gone.add(Why.RETENTION)
+    missing += [Missing("deliveries of events that are no longer kept, or not here", why) for why in sorted(gone)]
     return Section("deliveries", records, missing)
 
 
@@ -227,47 +255,57 @@ async def read_callbacks(tx: Tx, subject: Subject) -> Section:
     return Section("callbacks", [_camel(row) for row in found], missing)
 
 
-async def read_cases(tx: Tx, subject: Subject) -> tuple[Section, list[UUID], list[UUID]]:
-    """What officers did, with every line of each case; the cases' ids, and the decisions that they are about."""
-    found = await compliance.read_cases_about(
-        tx, payment_id=subject.payment.id, transaction_ids=subject.transaction_ids
-    )
-    records: list[dict[str, Any]] = [plain(one) for one in found]
-    cases = {UUID(id) for one in records for id in _find(one, "caseId") | _find(one.get("case", one), "id", depth=1)}
-    decided = {UUID(id) for one in records for id in _find(one, "decisionId")}
+@dataclass(frozen=True)
+class CaseRecords:
+    """What officers did: the sections, the cases' ids, and the decisions that they are about.
+
+    A line of a timeline is a record of its own, and an alert is there once however often its case was reopened: so no
+    officer makes a record that is too large for a dossier.
+    """
+
+    alerts: Section
+    cases: Section
+    timelines: Section
+    ids: Sequence[UUID]
+    decision_ids: Sequence[UUID]
+
+
+async def read_cases(tx: Tx, subject: Subject) -> CaseRecords:
+    """Every case about the payment or its transactions, with its alert and its timeline."""
     payment = subject.payment
+    found = await compliance.read_cases_about(
+        tx, payment_id=payment.id, transaction_ids=subject.transaction_ids, limit=MOST_CASES + 1
+    )
     missing: list[Missing] = []
+    if len(found) > MOST_CASES:
+        missing.append(Missing(f"cases after the first {MOST_CASES}", Why.LIMIT))
+        found = found[:MOST_CASES]
+    is_reviewed = any((one.case.kind, one.case.payment_id) == (Kind.PAYMENT_REVIEW, payment.id) for one in found)
     if payment.created_at < subject.now - timedelta(days=cases_kept_days()):
-        missing = [Missing("cases that were kept for as long as they are", Why.RETENTION)]
-    elif payment.review_hold_id is not None and not any(_is_of(one, payment.id) for one in records):
-        missing = [Missing("the case of its review", Why.ABSENT)]
-    for one in found:
-        if len(one.timeline) < one.case.version:  # a line a version
-            missing.append(Missing(f"lines of case {one.case.id} after {len(one.timeline)}", Why.LIMIT))
-    return Section("cases", records, missing), sorted(cases), sorted(decided)
+        missing.append(Missing("cases that were kept for as long as they are", Why.RETENTION))
+    elif payment.review_hold_id is not None and not is_reviewed:
+        missing.append(Missing("the case of its review", Why.ABSENT))
+    alerts = {one.alert.id: one.alert for one in found}
+    return CaseRecords(
+        Section("alerts", [plain(one) for one in alerts.values()], missing),
+        Section("cases", [plain(one.case) | {"reopenedAs": plain(one.reopened_as)} for one in found], missing),
+        Section("timelines", [record for one in found for record in _lines(one)], [*missing, *_cut_lines(found)]),
+        [one.case.id for one in found],
+        list(dict.fromkeys(one.decision_id for one in alerts.values() if one.decision_id is not None)),
+    )
 
 
-def _is_of(record: dict[str, Any], payment_id: UUID) -> bool:
-    return str(payment_id) in _find(record, "paymentId")
+def _lines(file: CaseFile) -> list[dict[str, Any]]:
+    return [{"caseId": str(file.case.id)} | plain(line) for line in file.timeline]
 
 
-def _find(value: Any, name: str, *, depth: int = 6) -> set[str]:
-    """The ids that members of this name hold, not too deep down."""
-    found: set[str] = set()
-    if depth == 0 or not isinstance(value, dict | list):
-        return found
-    if isinstance(value, dict) and _is_id(value.get(name)):
-        found.add(value[name])
-    for inner in value.values() if isinstance(value, dict) else value:
-        found |= _find(inner, name, depth=depth - 1)
-    return found
-
-
-def _is_id(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and str(UUID(value)) == value
-    except ValueError:
-        return False
+def _cut_lines(found: Sequence[CaseFile]) -> list[Missing]:
+    """A case has a line a version."""
+    return [
+        Missing(f"lines of case {one.case.id} after {len(one.timeline)}", Why.LIMIT)
+        for one in found
+        if len(one.timeline) < one.case.version
+    ]
 
 
 def _camel(row: Any) -> dict[str, Any]:

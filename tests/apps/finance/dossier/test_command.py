@@ -68,7 +68,7 @@ def test_a_mistake_in_the_arguments_is_exit_code_2(arguments: list[str]) -> None
 
 
 def nested(levels: int) -> bytes:
-    return b'{"format": "duly.dossier/1", "sections": ' + b"[" * levels + b"]" * levels + b"}"
+    return b'{"format": "duly.dossier/2", "sections": ' + b"[" * levels + b"]" * levels + b"}"
 
 
 def with_record(record: str) -> bytes:
@@ -95,11 +95,14 @@ HOSTILE: dict[str, tuple[bytes, int]] = {
     "NUL": (with_record('"\\u0000"'), 1),
     "terminal": (encode({**make(), "paymentId": "\x1b[31mred\x1b[0m"}), 1),
     "many parts": (b"[" + b"[]," * 2_000_000 + b"[]]", 2),
-    "many strings": (b'{"format":"duly.dossier/1","a":[' + b'"",' * 4_000_000 + b'""]}', 2),
+    "quotes": (b'"' * 18_000_000 + b"," * 500_000, 2),
+    "escapes": (b'"' + b'\\"' * 9_000_000 + b"," * 500_000, 2),
+    "another version": (encode({**make(), "format": "duly.dossier/1"}), 2),
+    "many strings": (b'{"format":"duly.dossier/2","a":[' + b'"",' * 4_000_000 + b'""]}', 2),
     "100 MB": (b'"' + b"x" * 100_000_000 + b'"', 2),
     "sections are text": (encode({**make(), "sections": "x"}), 1),
     "sections are null": (encode({**make(), "sections": None}), 1),
-    "a section is a list": (encode({**make(), "sections": [[]] * 9}), 1),
+    "a section is a list": (encode({**make(), "sections": [[]] * 11}), 1),
     "records are objects": (encode({**make(), "sections": [{"name": "payment", "records": {}}]}), 1),
     "the manifest is text": (encode({**make(), "manifest": "x"}), 1),
     "the signature is text": (encode({**make(), "signature": "x"}), 1),
@@ -130,7 +133,7 @@ sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("kind", ["deep", "many parts", "many strings", "100 MB", "huge number"])
+@pytest.mark.parametrize("kind", ["deep", "many parts", "many strings", "quotes", "escapes", "100 MB", "huge number"])
 def test_a_hostile_file_takes_little_memory_and_time(kind: str, tmp_path: Path) -> None:
     """In a process of its own, without a database and without settings."""
     content, code = HOSTILE[kind]

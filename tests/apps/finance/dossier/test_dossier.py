@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -14,11 +15,15 @@ from apps.finance.dossier.model import SECTIONS, Outcome, check, read_public_key
 from apps.finance.dossier.signing import Signer
 from apps.sandbox.bank import Behaviour
 from apps.shared.canonical import encode
+from apps.wiring import app
 from duly.db import Database
+from duly.operate import discard_event
+from duly.webhooks import look
 from tests.apps.finance.ledger.acting import refused
 from tests.apps.finance.notices.test_notices import heard, subscribe
 from tests.apps.finance.payments.acting import Payers, add_rule
 from tests.apps.transfers.acting import counting
+from tests.console.conftest import serving
 from tests.engine.webhooks.subscriber import answering, subscriber
 from tests.support import rows, value
 
@@ -53,6 +58,32 @@ def records(dossier: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 def gaps(dossier: dict[str, Any]) -> dict[str, list[str]]:
     return {one["name"]: [gap["why"] for gap in one["missing"]] for one in dossier["sections"] if one["missing"]}
+
+
+def exports(dsn: str) -> list[tuple[Any, ...]]:
+    """Who got which dossier, as the audit has it."""
+    return rows(
+        dsn,
+        """SELECT actor, subject, after->>'head', (after->>'complete')::boolean FROM duly.audit
+           WHERE action = 'dossier.exported' ORDER BY id""",
+    )
+
+
+async def hold(payers: Payers, db: Database) -> tuple[str, str]:
+    """A payment that waits for an officer, and its case."""
+    await add_rule(db, {"field": "amount", "op": "gt", "value": "50.00"}, "REVIEW")
+    payment = (await payers.pay("60.00"))["id"]
+    found = value(payers.dsn, "SELECT id FROM compliance.cases WHERE payment_id = %(id)s", {"id": payment})
+    return str(payment), str(found)
+
+
+async def act(payers: Payers, case: str, what: str, body: dict[str, str]) -> None:
+    path = f"/v1/compliance/cases/{case}/{what}"
+    answer = await payers.api.client.post(path, json=body, headers=officer(payers))
+    assert answer.status_code < 300, answer.text
+
+
+APPROVE = {"decision": "APPROVE", "reasonCode": "FALSE_POSITIVE", "reason": "an invoice"}
 
 
 async def settle(payers: Payers, amount: str = "10.00") -> str:
@@ -138,15 +169,17 @@ async def test_what_officers_did_is_in_it_line_by_line(payers: Payers, db: Datab
     assert resolved.status_code == 200, resolved.text
     await payers.run()
     dossier, content = await fetch(payers, made["id"])
-    (file,) = records(dossier, "cases")
-    assert (file["case"]["id"], file["case"]["status"]) == (case_id, "RESOLVED")
-    assert len(file["timeline"]) == value(
-        dsn, "SELECT count(*) FROM compliance.case_events WHERE case_id = %(id)s", {"id": case_id}
-    )
+    (case,) = records(dossier, "cases")
+    assert (case["id"], case["status"]) == (case_id, "RESOLVED")
+    (alert,) = records(dossier, "alerts")
+    assert alert["id"] == case["alertId"]
+    timeline = rows(dsn, "SELECT case_id::text, number, kind FROM compliance.case_events ORDER BY number")
+    assert [(line["caseId"], line["number"], line["kind"]) for line in records(dossier, "timelines")] == timeline
+    assert [kind for _, _, kind in timeline] == ["OPENED", "COMMENTED", "RESOLVED"]
     assert b"called them" in content
     types = [event["type"] for event in records(dossier, "events")]
     assert {"compliance.case.opened", "compliance.case.resolved", "payment.created"} <= set(types)
-    assert [one["id"] for one in records(dossier, "decisions")] == [file["alert"]["decisionId"]]
+    assert [one["id"] for one in records(dossier, "decisions")] == [alert["decisionId"]]
 
 
 async def test_an_officer_gets_no_dossier_of_a_payment_of_their_own(payers: Payers, db: Database) -> None:
@@ -171,10 +204,11 @@ async def test_a_timeline_that_is_too_long_is_not_called_complete(
         )
         assert said.status_code == 201, said.text
     dossier, _ = await fetch(payers, made["id"])
-    assert "cases" not in gaps(dossier)
+    assert "timelines" not in gaps(dossier)
     monkeypatch.setattr(store, "MOST_LINES_OF_A_FILE", 3)
     dossier, _ = await fetch(payers, made["id"])
-    assert section(dossier, "cases")["missing"] == [{"what": f"lines of case {case} after 3", "why": "limit"}]
+    assert section(dossier, "timelines")["missing"] == [{"what": f"lines of case {case} after 3", "why": "limit"}]
+    assert section(dossier, "cases")["complete"], "the case itself is there"
 
 
 async def test_what_retention_has_taken_is_stated(payers: Payers, dsn: str) -> None:
@@ -206,7 +240,7 @@ async def test_what_should_be_there_and_is_not_is_said_to_be_absent(payers: Paye
     rows(dsn, "DELETE FROM duly.events")
     rows(dsn, "SET session_replication_role = replica; DELETE FROM decisions.log")
     dossier, _ = await fetch(payers, payment)
-    assert gaps(dossier) == {"decisions": ["absent"], "events": ["absent"]}
+    assert gaps(dossier) == {"decisions": ["absent"], "events": ["absent"], "deliveries": ["absent"]}
 
 
 async def test_a_dossier_of_yesterday_stays_valid(payers: Payers) -> None:
@@ -255,7 +289,7 @@ async def test_a_long_life_fits_and_costs_a_bounded_number_of_statements(
     assert len(sent) < 40, sent
     assert len(content) < 20_000_000
     assert "limit" in gaps(dossier)["history"]
-    assert gaps(dossier)["events"] == ["limit"]
+    assert gaps(dossier)["events"] == gaps(dossier)["deliveries"] == ["limit"]
 
 
 async def test_the_command_exports_what_the_command_verifies(
@@ -269,7 +303,8 @@ async def test_the_command_exports_what_the_command_verifies(
     monkeypatch.setenv("DULY_DATA", str(tmp_path / "home"))
     monkeypatch.setenv("DULY_ALLOW_UNSAFE_DATABASE", "1")
     out = tmp_path / "out.json"
-    assert await asyncio.to_thread(command.run, ["export", payment, "--out", str(out)]) == 0
+    assert await asyncio.to_thread(command.run, ["export", payment, "--out", str(out), "--actor", "rita"]) == 0
+    assert exports(dsn) == [("rita", f"dossier:{payment}", json.loads(out.read_bytes())["manifest"]["head"], False)]
     assert await asyncio.to_thread(command.run, ["key"]) == 0
     key = capsys.readouterr().out.strip().splitlines()[-1]
     monkeypatch.setenv("DATABASE_URL", "postgresql://nobody.invalid/none")
@@ -278,6 +313,7 @@ async def test_the_command_exports_what_the_command_verifies(
     assert command.run(["verify", str(out), "--trust", key]) == 1
     monkeypatch.setenv("DATABASE_URL", dsn)
     assert await asyncio.to_thread(command.run, ["export", str(uuid4())]) == 2
+    assert len(exports(dsn)) == 1
 
 
 async def test_it_is_read_as_of_one_moment(payers: Payers, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,3 +335,222 @@ async def test_it_is_read_as_of_one_moment(payers: Payers, db: Database, monkeyp
     assert json.loads(encode(dossier)) == dossier
     assert payers.state(made["id"]) == "COMPLETED"
     assert value(payers.dsn, "SELECT count(*) FROM payments.payments") == 1
+
+
+# -- what is left out is said -----------------------------------------------------------------------------------------
+
+
+async def test_deliveries_outlive_the_subscription_that_they_went_to(payers: Payers, dsn: str) -> None:
+    """A subscriber who leaves takes no part of the story along."""
+    async with subscriber(answering(200)) as one:
+        made = await subscribe(payers, one, "payment.*", "transaction.*")
+        payment = await settle(payers)
+        before, _ = await fetch(payers, payment)
+        assert len(records(before, "deliveries")) == len(heard(one)) >= 3
+        headers = payers.api.headers("outside", "webhooks", "WEBHOOK_ADMIN")
+        gone = await payers.api.client.delete(f"/v1/webhooks/subscriptions/{made['id']}", headers=headers)
+        assert gone.status_code == 204, gone.text
+        assert value(dsn, "SELECT count(*) FROM duly.webhook_secrets") == 0
+    rows(dsn, "SELECT duly.schedule('duly.forget-webhooks')")
+    await payers.run(days=20)
+    after, _ = await fetch(payers, payment)
+    assert records(after, "deliveries") == records(before, "deliveries")
+    assert "deliveries" not in gaps(after)
+    payers.clock.advance(days=11)
+    rows(dsn, "SELECT duly.schedule('duly.forget-webhooks')")
+    await payers.run()
+    later, _ = await fetch(payers, payment)
+    assert (records(later, "deliveries"), gaps(later)["deliveries"]) == ([], ["retention"])
+
+
+async def test_deliveries_of_events_that_are_gone_are_missing(
+    payers: Payers, db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever keeps webhooks longer than events has deliveries that nothing leads to."""
+    monkeypatch.setattr(db, "settings", db.settings.model_copy(update={"keep_webhooks_days": 90}))
+    async with subscriber(answering(200)) as one:
+        await subscribe(payers, one, "payment.*")
+        payment = await settle(payers)
+    payers.clock.advance(days=45)
+    rows(dsn, "DELETE FROM duly.events")
+    dossier, _ = await fetch(payers, payment)
+    assert value(dsn, "SELECT count(*) FROM duly.webhook_deliveries") > 0
+    assert (records(dossier, "deliveries"), gaps(dossier)["deliveries"]) == ([], ["retention"])
+
+
+async def test_among_thousands_of_subscribers_no_delivery_is_dropped_in_silence(
+    payers: Payers, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More pairs of event and subscriber than are looked up at once; and where there are far too many, it is said."""
+    async with subscriber(answering(200)) as one:
+        await subscribe(payers, one, "payment.*", "transaction.*")
+        payment = await settle(payers)
+        delivered = len(heard(one))
+    rows(
+        dsn,
+        """INSERT INTO duly.webhook_subscriptions (id, owner, url, patterns, created_at, updated_at)
+           SELECT gen_random_uuid(), 'owner' || n, 'https://example.com/', '{order.*}', duly.now(), duly.now()
+           FROM generate_series(1, 9000) AS n""",
+    )
+    dossier, _ = await fetch(payers, payment)
+    assert 9_000 * len(records(dossier, "events")) > 2 * look.PROBES
+    assert (len(records(dossier, "deliveries")), "deliveries" in gaps(dossier)) == (delivered, False)
+    monkeypatch.setattr(look, "PROBES", 1_000)
+    cut, _ = await fetch(payers, payment)
+    assert gaps(cut)["deliveries"] == ["limit"]
+
+
+async def test_attempts_that_are_too_many_are_not_called_all(payers: Payers, dsn: str) -> None:
+    async with subscriber(answering(200)) as one:
+        await subscribe(payers, one, "payment.completed")
+        payment = await settle(payers)
+    rows(
+        dsn,
+        """INSERT INTO duly.webhook_attempts (delivery_id, number, subscription_id, started_at, latency_ms, outcome,
+               http_status, request_headers, request_bytes, response_headers, response_excerpt, worker)
+           SELECT id, n, subscription_id, created_at, 1, 'DELIVERED', 200, '{}', 1, '{}', '', 'w'
+           FROM duly.webhook_deliveries, generate_series(2, 101) AS n""",
+    )
+    rows(dsn, "UPDATE duly.webhook_deliveries SET attempts = 101")
+    dossier, _ = await fetch(payers, payment)
+    (delivery,) = records(dossier, "deliveries")
+    assert [attempt["number"] for attempt in delivery["log"]] == list(range(2, 102))
+    assert gaps(dossier)["deliveries"] == ["limit"]
+
+
+async def test_an_event_that_was_discarded_is_missed(payers: Payers, db: Database, dsn: str) -> None:
+    """An operator gave it up: nobody was told, and nobody is told that everything is here."""
+    made = await payers.pay("10.00")
+    held = value(dsn, "SELECT incoming_hold_id::text FROM payments.payments")
+    found = rows(
+        dsn,
+        """UPDATE duly.outbox SET attempts = 20, failed_at = duly.now(), last_error = 'no' WHERE aggregate_id = %(id)s
+           RETURNING id, type""",
+        {"id": held},
+    )
+    assert [kind for _, kind in found] == ["hold.placed"]
+    before, _ = await fetch(payers, made["id"])
+    assert "events" not in gaps(before)
+    async with db.transaction() as tx:
+        await discard_event(tx, found[0][0], actor="otto", reason="it was in the way")
+    await payers.run()
+    after, _ = await fetch(payers, made["id"])
+    assert section(after, "events")["missing"] == [
+        {"what": f"event {found[0][0]} (hold.placed), which was discarded", "why": "absent"}
+    ]
+    assert "deliveries" not in gaps(after), "what was never published was never sent"
+
+
+async def test_what_an_officer_writes_pushes_no_case_out(payers: Payers, db: Database) -> None:
+    """Commas: they are text, and not parts of the file."""
+    payment, case = await hold(payers, db)
+    for _ in range(10):
+        await act(payers, case, "comments", {"text": "," * 4_000})
+    await act(payers, case, "resolve", APPROVE)
+    dossier, _ = await fetch(payers, payment)
+    assert not {"alerts", "cases", "timelines"} & set(gaps(dossier))
+    assert [one["id"] for one in records(dossier, "cases")] == [case]
+    assert [line["number"] for line in records(dossier, "timelines")] == list(range(1, 13))
+
+
+async def test_of_a_timeline_that_is_too_large_the_largest_lines_are_left_out(
+    payers: Payers, db: Database, dsn: str
+) -> None:
+    payment, case = await hold(payers, db)
+    rows(
+        dsn,
+        """SET session_replication_role = replica;
+           INSERT INTO compliance.case_events (case_id, number, at, actor, kind, detail)
+           SELECT id, n, created_at, 'olga', 'COMMENTED', jsonb_build_object('text', repeat('x', 4000))
+           FROM compliance.cases, generate_series(2, 601) AS n""",
+    )
+    rows(dsn, "SET session_replication_role = replica; UPDATE compliance.cases SET version = 601")
+    await act(payers, case, "comments", {"text": "called them"})
+    await act(payers, case, "resolve", APPROVE)
+    dossier, _ = await fetch(payers, payment)
+    assert {name: whys for name, whys in gaps(dossier).items() if name in ("alerts", "cases", "timelines")} == {
+        "timelines": ["limit"]
+    }
+    assert [(one["id"], one["status"], one["version"]) for one in records(dossier, "cases")] == [
+        (case, "RESOLVED", 603)
+    ]
+    lines = records(dossier, "timelines")
+    assert (lines[0]["kind"], lines[-2]["detail"], lines[-1]["kind"]) == ("OPENED", {"text": "called them"}, "RESOLVED")
+    assert 300 < len(lines) < 603
+
+
+async def test_more_cases_than_a_dossier_holds_are_not_called_all(payers: Payers, db: Database, dsn: str) -> None:
+    """Reopened a hundred times; what else there is of them is missing, too."""
+    payment, case = await hold(payers, db)
+    await act(payers, case, "resolve", APPROVE)
+    columns = """kind, status, severity, alert_id, payment_id, amount, currency, initiated_by, needs_two, due_at,
+                 decision, reason_code, reason, effect, resolved_by, ended_at, version, created_at, updated_at"""
+    rows(
+        dsn,
+        f"""SET session_replication_role = replica;
+            INSERT INTO compliance.cases (id, reopens_id, reopened_by, {columns})
+            SELECT ('f0000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid,
+                   CASE n WHEN 1 THEN id ELSE ('f0000000-0000-7000-8000-' || lpad((n - 1)::text, 12, '0'))::uuid END,
+                   'olga', {columns} FROM compliance.cases, generate_series(1, 100) AS n""",
+    )
+    rows(
+        dsn,
+        """SET session_replication_role = replica;
+           INSERT INTO compliance.case_events SELECT c.id, n, c.created_at, 'olga',
+               CASE n WHEN 1 THEN 'OPENED' ELSE 'RESOLVED' END, '{}'
+           FROM compliance.cases c, generate_series(1, 2) AS n WHERE c.reopens_id IS NOT NULL""",
+    )
+    dossier, _ = await fetch(payers, payment)
+    assert len(records(dossier, "cases")) == 100
+    assert len(records(dossier, "alerts")) == 1, "however often it was reopened"
+    cut = ("events", "deliveries", "alerts", "cases", "timelines")
+    assert [gaps(dossier).get(name) for name in cut] == [["limit"]] * len(cut)
+    last = "f0000000-0000-7000-8000-" + "100".zfill(12)
+    for statement in (
+        "DELETE FROM compliance.case_events WHERE case_id = ",
+        "DELETE FROM compliance.cases WHERE id = ",
+    ):
+        rows(dsn, f"SET session_replication_role = replica; {statement}'{last}'")
+    dossier, _ = await fetch(payers, payment)
+    assert len(records(dossier, "cases")) == 100
+    assert not set(cut) & set(gaps(dossier)), "as many as it holds"
+
+
+# -- who got one ------------------------------------------------------------------------------------------------------
+
+
+async def test_who_got_a_dossier_is_in_the_audit(payers: Payers, db: Database, dsn: str, tmp_path: Path) -> None:
+    """With the head of it; whoever got none is not there. The console shows it like everything that was done."""
+    made = await payers.pay("10.00")
+    path = f"/v1/payments/{made['id']}/dossier"
+    own = payers.api.headers("teller", "compliance:resolve", "COMPLIANCE_OFFICER")
+    assert (await payers.api.client.get(path, headers=own)).status_code == 403
+    assert (await payers.api.client.get(path, headers=payers.headers)).status_code == 403
+    assert (await payers.api.client.get(f"/v1/payments/{uuid4()}/dossier", headers=officer(payers))).status_code == 404
+    assert exports(dsn) == []
+    first, _ = await fetch(payers, made["id"])
+    second, _ = await fetch(payers, made["id"])
+    assert exports(dsn) == [
+        ("olga", f"dossier:{made['id']}", one["manifest"]["head"], gaps(one) == {}) for one in (first, second)
+    ]
+    async with serving(db, tmp_path / "console", app) as site:
+        page = await (await site.signed_in("ada")).get("/console/audit")
+    assert ("dossier.exported" in page.text, "olga" in page.text, made["id"] in page.text) == (True, True, True)
+
+
+async def test_no_dossier_leaves_that_is_not_in_the_audit(payers: Payers, dsn: str) -> None:
+    made = await payers.pay("10.00")
+    rows(dsn, "ALTER TABLE duly.audit ADD CONSTRAINT nothing CHECK (action <> 'dossier.exported')")
+    answer = await payers.api.client.get(f"/v1/payments/{made['id']}/dossier", headers=officer(payers))
+    assert (answer.is_success, b"manifest" in answer.content) == (False, False)
+
+
+async def test_one_session_is_enough(payers: Payers, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits with a session in hand for another: many who ask at once would wait for each other."""
+    made = await payers.pay("10.00")
+    single = db.with_pool(1)
+    monkeypatch.setattr(payers.api.fastapi.state, "db", single)
+    try:
+        await fetch(payers, made["id"])
+    finally:
+        await single.close()

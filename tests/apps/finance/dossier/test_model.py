@@ -16,7 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apps.finance.dossier.model import (
+    FORMAT,
+    MOST_PARTS,
     MOST_SECTION_BYTES,
+    MOST_SECTION_PARTS,
     SECTIONS,
     Missing,
     Outcome,
@@ -34,21 +37,36 @@ from apps.finance.dossier.signing import Signer
 from apps.shared.canonical import encode
 
 PAYMENT = UUID("01900000-0000-7000-8000-000000000001")
-DECISION, POSTED = str(UUID(int=2)), str(UUID(int=3))
+DECISION, POSTED, HELD, ALERT, FIRST, SECOND = (str(UUID(int=number)) for number in range(2, 8))
 SEED, OTHER = b"s" * 32, b"o" * 32
 SIGNER = Signer({"2026": SEED})
 TRUSTED = [read_public_key(key) for key in SIGNER.public_keys().values()]
 RECORDS: dict[str, list[dict[str, Any]]] = {
-    "payment": [{"id": str(PAYMENT), "version": 3, "decisionId": DECISION, "transactionId": POSTED, "amount": "10.00"}],
+    "payment": [
+        {"id": str(PAYMENT), "version": 3, "decisionId": DECISION, "transactionId": POSTED, "reviewHoldId": HELD,
+         "amount": "10.00"},
+    ],
     "history": [{"number": n, "toState": state} for n, state in enumerate(("PROCESSING", "UNKNOWN", "COMPLETED"), 1)],
     "decisions": [{"id": DECISION, "decision": "APPROVE", "trace": [{"rule": "a", "matched": False}]}],
     "postings": [{"id": POSTED, "entries": [{"amount": "10.00"}, {"amount": "-10.00"}], "seal": {"number": 1}}],
-    "holds": [],
+    "holds": [{"id": HELD, "status": "VOIDED"}],
     "events": [{"id": str(uuid4()), "type": "payment.created"}, {"id": str(uuid4()), "type": "payment.completed"}],
-    "deliveries": [{"number": 1, "status": "DELIVERED"}],
+    "deliveries": [{"number": 1, "status": "DELIVERED", "attempts": 2, "log": [{"number": 1}, {"number": 2}]}],
     "callbacks": [],
-    "cases": [{"caseId": str(uuid4()), "timeline": [{"what": "opened"}, {"what": "resolved"}]}],
-}
+    "alerts": [{"id": ALERT, "decisionId": DECISION}],
+    "cases": [
+        {"id": FIRST, "kind": "PAYMENT_REVIEW", "paymentId": str(PAYMENT), "transactionId": None, "alertId": ALERT,
+         "version": 2, "reopensId": None, "reopenedAs": SECOND},
+        {"id": SECOND, "kind": "PAYMENT_REVIEW", "paymentId": str(PAYMENT), "transactionId": None, "alertId": ALERT,
+         "version": 1, "reopensId": FIRST, "reopenedAs": None},
+    ],
+    "timelines": [
+        {"caseId": FIRST, "number": 1, "kind": "OPENED"}, {"caseId": FIRST, "number": 2, "kind": "RESOLVED"},
+        {"caseId": SECOND, "number": 1, "kind": "OPENED"},
+    ],
+}  # fmt: skip
+CASE, FOLLOWER = RECORDS["cases"]
+LINES = RECORDS["timelines"]
 
 
 def make(
@@ -90,7 +108,7 @@ def test_a_dossier_is_valid_for_whoever_trusts_its_key() -> None:
 
 def test_without_a_trusted_key_nothing_is_valid() -> None:
     assert outcome(make(), []) is Outcome.SIGNER_UNKNOWN
-    forged = rehash(make({"cases": []}))
+    forged = rehash(make({"events": []}))
     forged["signature"] = Signer({"2026": OTHER}).sign(forged["manifest"]["head"])
     assert outcome(forged, []) is Outcome.SIGNER_UNKNOWN, "anybody can make one"
     assert outcome(forged) is Outcome.FORGED
@@ -172,7 +190,7 @@ def reorder_records(dossier: dict[str, Any]) -> None:
 
 
 def add_record(dossier: dict[str, Any]) -> None:
-    dossier["sections"][8]["records"].append({"record": {"what": "a case"}, "hash": "0" * 64})
+    dossier["sections"][10]["records"].append({"record": {"what": "a line"}, "hash": "0" * 64})
 
 
 def swap_sections(dossier: dict[str, Any]) -> None:
@@ -185,11 +203,11 @@ def swap_records_of_sections(dossier: dict[str, Any]) -> None:
 
 
 def drop_section(dossier: dict[str, Any]) -> None:
-    dossier["sections"].pop(8)
+    dossier["sections"].pop(10)
 
 
 def rename_section(dossier: dict[str, Any]) -> None:
-    dossier["sections"][8]["name"] = "notes"
+    dossier["sections"][10]["name"] = "notes"
 
 
 def call_it_incomplete(dossier: dict[str, Any]) -> None:
@@ -234,12 +252,12 @@ def test_a_forger_without_the_key_is_found_out(tamper: Callable[[dict[str, Any]]
 
 def test_a_section_of_another_dossier_does_not_fit() -> None:
     """The same payment, an hour later: neither the records nor the manifest nor the signature can be mixed."""
-    one, other = make(), make({"cases": [{"caseId": "x"}]}, at="2026-03-01T01")
+    one, other = make(), make({"events": []}, at="2026-03-01T01")
     for part in ("manifest", "signature"):
         assert outcome({**one, part: other[part]}) is Outcome.FORGED
     mixed = copy.deepcopy(one)
-    mixed["sections"][8] = other["sections"][8]
-    mixed["manifest"]["sections"][8] = other["manifest"]["sections"][8]
+    mixed["sections"][5] = other["sections"][5]
+    mixed["manifest"]["sections"][5] = other["manifest"]["sections"][5]
     assert outcome(mixed) is Outcome.FORGED
 
 
@@ -248,12 +266,68 @@ def test_a_section_of_another_dossier_does_not_fit() -> None:
     [
         {"history": RECORDS["history"][1:]}, {"history": RECORDS["history"][:2]}, {"history": RECORDS["history"][::2]},
         {"history": []}, {"history": RECORDS["history"][::-1]}, {"decisions": []}, {"postings": []}, {"payment": []},
-        {"payment": [{"id": str(uuid4())}]}, {"history": [{"number": "1"}, {"number": None}, {}]},
+        {"payment": [{"id": str(uuid4())}]}, {"history": [{"number": "1"}, {"number": None}, {}]}, {"holds": []},
+        {"payment": [RECORDS["payment"][0] | {"decisionId": []}]}, {"postings": [{"id": {}}]},
     ],
 )  # fmt: skip
 def test_whoever_signs_cannot_call_a_part_the_whole(records: dict[str, Any]) -> None:
     """Properly signed, and still not believed: it says complete, and cannot be."""
     assert outcome(make(records)) is Outcome.FORGED
+
+
+ELSEWHERE = str(UUID(int=99))
+PARTS_OF_CASES: dict[str, dict[str, list[dict[str, Any]]]] = {
+    "what was held for a review has no case": {"cases": [], "timelines": [], "alerts": []},
+    "its case is of another kind": {
+        "cases": [CASE | {"kind": "AML", "reopenedAs": None}], "timelines": LINES[:2],
+    },
+    "the end of a timeline is cut off": {"timelines": [LINES[0], LINES[2]]},
+    "the beginning of a timeline is cut off": {"timelines": LINES[1:]},
+    "a timeline is gone": {"timelines": LINES[:2]},
+    "all timelines are gone": {"timelines": []},
+    "a line is there twice": {"timelines": [LINES[0], LINES[0], LINES[2]]},
+    "lines are out of order": {"timelines": [LINES[1], LINES[0], LINES[2]]},
+    "a version is no number": {"cases": [CASE | {"version": "2"}, FOLLOWER]},
+    "a timeline has no case": {"timelines": [*LINES, {"caseId": ELSEWHERE, "number": 1}]},
+    "a line is of nothing": {"timelines": [*LINES, {"caseId": None, "number": 1}]},
+    "what a case was reopened as is gone": {"cases": [CASE], "timelines": LINES[:2]},
+    "what a case reopens is gone": {"cases": [FOLLOWER], "timelines": LINES[2:]},
+    "what a case reopens is hidden": {"cases": [CASE | {"reopenedAs": None}, FOLLOWER]},
+    "what follows a case denies it": {"cases": [CASE, FOLLOWER | {"reopensId": None}]},
+    "the first case is gone, and the others are a ring": {
+        "cases": [CASE | {"reopensId": SECOND}, FOLLOWER | {"reopenedAs": FIRST}],
+    },
+    "a case reopens a list": {"cases": [CASE, FOLLOWER | {"reopensId": [FIRST]}]},
+    "a case is there twice": {"cases": [CASE, FOLLOWER, FOLLOWER]},
+    "a case has no id": {"cases": [CASE, FOLLOWER | {"id": None}]},
+    "a case is about another payment": {"cases": [CASE, FOLLOWER | {"paymentId": ELSEWHERE}]},
+    "an alert is gone": {"alerts": []},
+    "the decision of an alert is gone": {"alerts": [{"id": ALERT, "decisionId": ELSEWHERE}]},
+    "attempts are gone": {"deliveries": [RECORDS["deliveries"][0] | {"log": [{"number": 2}]}]},
+    "all attempts are gone": {"deliveries": [{"number": 1, "attempts": 2}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PARTS_OF_CASES)
+def test_whoever_signs_cannot_call_a_part_of_the_cases_the_whole(kind: str) -> None:
+    assert outcome(make(PARTS_OF_CASES[kind])) is Outcome.FORGED
+
+
+def test_what_is_gone_of_cases_is_stated_and_not_forged() -> None:
+    """The same parts, when they are said to be parts."""
+    for kind in ("what was held for a review has no case", "the end of a timeline is cut off", "an alert is gone",
+                 "what a case was reopened as is gone", "attempts are gone"):  # fmt: skip
+        gone = {name: [Missing("some of it", Why.ABSENT)] for name in PARTS_OF_CASES[kind]}
+        verdict = check(encode(make(PARTS_OF_CASES[kind], missing=gone)), trusted=TRUSTED)
+        assert (verdict.outcome, verdict.is_complete) == (Outcome.VALID, False), (kind, verdict.reason)
+
+
+def test_a_case_of_its_posting_needs_no_payment() -> None:
+    """What screening found in the books afterwards."""
+    other = CASE | {"id": ELSEWHERE, "kind": "AML", "paymentId": None, "transactionId": POSTED, "reopenedAs": None,
+                    "version": 1}  # fmt: skip
+    lines = [*LINES, {"caseId": ELSEWHERE, "number": 1}]
+    assert outcome(make({"cases": [*RECORDS["cases"], other], "timelines": lines})) is Outcome.VALID
 
 
 @pytest.mark.parametrize("why", list(Why))
@@ -292,7 +366,6 @@ def test_a_signature_that_is_none_is_refused(signature: dict[str, Any]) -> None:
         b"7",
         b'"text"',
         b"{}",
-        b'{"format": "duly.dossier/2"}',
         b'{"format": null}',
         b"\x00",
         b"PK\x03\x04",
@@ -302,16 +375,61 @@ def test_what_is_no_dossier_is_not_readable(content: bytes) -> None:
     assert check(content, trusted=TRUSTED).outcome is Outcome.UNREADABLE
 
 
+@pytest.mark.parametrize("version", ["duly.dossier/1", "duly.dossier/3", "duly.dossier/20", "duly.dossier/"])
+def test_a_dossier_of_another_version_is_refused_and_told_apart(version: str) -> None:
+    """What was not checked of it then is not called valid now."""
+    verdict = check(encode({**make(), "format": version}), trusted=TRUSTED)
+    assert (verdict.outcome, verdict.reason) == (
+        Outcome.UNREADABLE, f"this is a dossier of another version: here {FORMAT} is read",
+    )  # fmt: skip
+    assert check(b'{"format": "x"}', trusted=TRUSTED).reason == "this is no dossier"
+
+
 def test_a_section_that_is_too_long_is_cut_and_says_so() -> None:
     records = [{"number": n, "payload": "x" * 100_000} for n in range(50)]
     cut = fit(Section("events", records))
     assert 0 < len(cut.records) < 50
     assert sum(len(encode(one)) for one in cut.records) <= MOST_SECTION_BYTES
-    assert cut.missing == [Missing(f"{50 - len(cut.records)} records", Why.LIMIT)]
+    assert cut.missing == [Missing(f"{50 - len(cut.records)} records, the largest", Why.LIMIT)]
+    assert list(cut.records) == records[: len(cut.records)], "of those that are as large the first stay"
     small = Section("events", records[:3])
     assert fit(small) is small
     many = fit(Section("events", [{"a": [1] * 5_000}] * 100))
     assert len(many.records) < 100, "parts count, too"
+
+
+def test_no_record_pushes_out_one_that_is_smaller() -> None:
+    """However large, and wherever it stands: the others are all there, in their order."""
+    small = [{"number": number, "text": "so"} for number in range(100)]
+    huge = {"number": 7, "text": "x" * (MOST_SECTION_BYTES + 1)}
+    wide = {"number": 8, "list": [1] * (MOST_SECTION_PARTS + 1)}
+    for name in ("timelines", "events", "cases"):
+        cut = fit(Section(name, [huge, *small[:50], wide, *small[50:]]))
+        assert list(cut.records) == small
+        assert cut.missing == [Missing("2 records, the largest", Why.LIMIT)]
+    many = fit(Section("timelines", [*({"text": "x" * 4_000} for _ in range(600)), *small]))
+    assert list(many.records)[-100:] == small
+
+
+def test_what_is_written_in_a_record_is_no_part_of_it() -> None:
+    """Somebody who writes nothing but commas makes a section longer, and not wider."""
+    said = Section("timelines", [{"number": number, "text": ",[{" * 4_000} for number in range(30)])
+    assert fit(said) is said
+    lines = [{"caseId": FIRST, "number": number, "text": ",[{" * 3_000} for number in range(1, 101)]
+    assert sum(encode(line).count(b",") for line in lines) * 3 > MOST_PARTS * 2, "more than a whole dossier's"
+    cases = [CASE | {"version": 100, "reopenedAs": None}]
+    assert outcome(make({"cases": cases, "timelines": lines})) is Outcome.VALID
+
+
+def test_of_a_history_the_end_is_cut_off() -> None:
+    lines = [{"number": number, "detail": "x" * (9_000 if number == 2 else 5_000)} for number in range(1, 501)]
+    cut = fit(Section("history", lines))
+    assert list(cut.records) == lines[: len(cut.records)]
+    assert 300 < len(cut.records) < 500
+    assert cut.missing == [Missing(f"{500 - len(cut.records)} records, the last", Why.LIMIT)]
+    assert (
+        outcome(make({"history": lines[: len(cut.records)]}, missing={"history": list(cut.missing)})) is Outcome.VALID
+    )
 
 
 @pytest.mark.parametrize("text", ["", "x", "AAAA", base64.b64encode(b"1" * 31).decode(), "id:", "a:b:%%"])
@@ -343,7 +461,7 @@ def test_the_hashes_are_those_of_the_documentation() -> None:
         return hashlib.sha256(c(value)).hexdigest()
 
     made = make()
-    about = ["duly.dossier/1", made["paymentId"], made["createdAt"]]
+    about = ["duly.dossier/2", made["paymentId"], made["createdAt"]]
     for section, listed in zip(made["sections"], made["manifest"]["sections"], strict=True):
         head = h([*about, section["name"]])
         for link in section["records"]:
@@ -353,5 +471,5 @@ def test_the_hashes_are_those_of_the_documentation() -> None:
     assert made["manifest"]["head"] == h([*about, made["manifest"]["sections"]])
     signed = made["signature"]
     key = Ed25519PublicKey.from_public_bytes(base64.b64decode(signed["publicKey"]))
-    said = c(["duly.dossier/1", "Ed25519", signed["keyId"], made["manifest"]["head"]])
+    said = c(["duly.dossier/2", "Ed25519", signed["keyId"], made["manifest"]["head"]])
     key.verify(base64.b64decode(signed["value"]), said)  # raises when it is not over that

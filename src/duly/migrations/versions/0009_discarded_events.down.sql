@@ -1,0 +1,1 @@
+DROP INDEX duly.audit_discarded;
