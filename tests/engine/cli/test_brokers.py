@@ -79,11 +79,15 @@ def test_a_broker_is_checked_and_set_up(broker_env: dict[str, str], broker: Brok
 
 def test_setup_makes_for_the_group_only_what_it_receives(broker_env: dict[str, str]) -> None:
     """What is merely published must not collect in a queue of ours that nobody reads."""
-    published, received = "made samples for whoever reads it\n", "made others for duly\n"
     both = {**broker_env, "DULY_RECEIVE_TOPICS": "others"}
-    assert duly("brokers", "setup", env=both).stdout == published + received
-    assert duly("brokers", "setup", env={**both, "DULY_RECEIVE": ""}).stdout == published
-    assert duly("brokers", "setup", env={**both, "DULY_BROKER": ""}).stdout == received
+    for env, published, received in (
+        (both, ["made samples for whoever reads it"], ["made others for duly"]),
+        ({**both, "DULY_RECEIVE": ""}, ["made samples for whoever reads it"], []),
+        ({**both, "DULY_BROKER": ""}, [], ["made others for duly"]),
+    ):
+        said = duly("brokers", "setup", env=env).stdout.splitlines()
+        assert [line for line in said if line.endswith(" for duly")] == received
+        assert [line for line in said if "samples" in line] == published
 
 
 def test_what_would_lose_messages_is_refused_before_anything_runs(broker_env: dict[str, str], dsn: str) -> None:
