@@ -30,6 +30,7 @@ def main() -> None:
         except KeyboardInterrupt:
             for run in runs.values():
                 run.send_signal(signal.SIGINT)  # they end their servers
+            for run in runs.values():
                 run.wait()
             raise
     failed = [name for name, code in codes.items() if code != 0]
