@@ -38,7 +38,8 @@ BEGIN
     RETURN NULL;
 END $$;
 CREATE TRIGGER chaos_note_claim AFTER UPDATE OF lease_token ON duly.jobs
-    FOR EACH ROW WHEN (NEW.lease_token IS NOT NULL AND NEW.lease_token IS DISTINCT FROM OLD.lease_token)
+    FOR EACH ROW WHEN (NEW.lease_token IS NOT NULL AND NEW.lease_token IS DISTINCT FROM OLD.lease_token
+                       AND NEW.claimed_at IS NOT NULL)  -- without it, its holder puts it back: jobs/apart.py
     EXECUTE FUNCTION chaos.note_claim();
 CREATE FUNCTION chaos.note_acceptance() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
