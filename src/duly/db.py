@@ -238,7 +238,8 @@ class Database:
         """A session in one transaction: commits when the block ends, rolls back when it raises.
 
         With ``confirm`` the transaction's id is asked for before COMMIT, so that a COMMIT whose reply is lost is
-        looked up afterwards instead of guessed; without it such a COMMIT raises ``OutcomeUnknown``.
+        looked up afterwards instead of guessed; without it, unless a statement told it (``note_xid``), such a COMMIT
+        raises ``OutcomeUnknown``.
         """
         scope = Scope(self._poker, settings=self.settings)
         session = AsyncSession(self.engine, expire_on_commit=False, info={_SCOPE: scope})

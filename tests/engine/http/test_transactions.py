@@ -15,9 +15,10 @@ from typing import Annotated
 
 import httpx2
 import pytest
-from fastapi import Depends, Request
+from fastapi import APIRouter, Depends, Request
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
+from starlette.routing import Match
 from structlog.testing import capture_logs
 
 from duly import poker
@@ -419,3 +420,21 @@ async def test_the_statements_of_a_request_are_counted(dsn: str, monkeypatch: py
         assert spoken(wire) == ["BEGIN", "COMMIT", "FROM orders"]
         await shop.post("/orders", json={"quantity": "many"}, headers={"Idempotency-Key": "k2"})
         assert spoken(wire) == []
+
+
+def test_a_router_whose_routes_cannot_match_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14: FastAPI tries every route of every router for every request."""
+    tried: list[str] = []
+
+    def matches(_: APIRouter, scope: dict[str, str]) -> tuple[Match, dict[str, str]]:
+        tried.append(scope["path"])
+        return Match.NONE, {}
+
+    monkeypatch.setattr(APIRouter, "matches", matches)
+    router = Router(prefix="/v1")
+    router.add_api_route("/orders/{order_id}", lambda order_id: order_id)
+    for path in ("/v1/carts/7", "/v1/orders/7", "/mounted/v1/orders/7"):
+        router.matches({"type": "http", "path": path})
+    router.add_api_route("/carts", lambda: None)  # what comes later counts, too
+    router.matches({"type": "http", "path": "/v1/carts"})
+    assert tried == ["/v1/orders/7", "/mounted/v1/orders/7", "/v1/carts"]
