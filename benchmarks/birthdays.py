@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,36 +89,39 @@ def main() -> None:
 
 
 def measure_claims(server: TestServer, sizes: list[int]) -> None:
-    """What a claim of a hundred costs, by how many wait."""
+    """What a claim of a hundred costs, by how many wait; all sizes in turn, so that all have the same machine."""
     if not sizes:
         return
-    print("one claim of 100, all four of its statements, by how many wait")
-    first = 0.0
-    for size in sizes:
-        with server.database(app) as dsn:
+    with ExitStack() as stack:
+        dsns = [stack.enter_context(server.database(app)) for _ in sizes]
+        for dsn, size in zip(dsns, sizes, strict=True):
             _fill(dsn, size)
-            cost = asyncio.run(_time_claims(dsn))
-        first = first or cost
-        print(f"  {size:>9,} waiting: {cost:>6.2f} ms, {cost / first:.2f} of the first", flush=True)
+        taken = asyncio.run(_time_claims(dsns))
+    print("one claim of 100, all four of its statements, by how many wait")
+    for size, costs in zip(sizes, taken, strict=True):
+        ratio = statistics.median(cost / first for cost, first in zip(costs, taken[0], strict=True))
+        print(f"  {size:>9,} waiting: {statistics.median(costs):>6.2f} ms, {ratio:.2f} of the first", flush=True)
 
 
-async def _time_claims(dsn: str) -> float:
-    """The median, in milliseconds; each is rolled back, so that the next finds the same."""
-    db = Database(dsn)
-    taken = []
-    for _ in range(CLAIMS + 3):
-        try:
-            async with db.transaction() as tx:
-                await tx.connection()
-                began = monotonic()
-                claim = await service.claim_ready(tx, looks_for_missed=False)
-                taken.append((monotonic() - began) * 1000)
-                assert len(claim.claimed) == service.BATCH
-                raise _Undone
-        except _Undone:
-            continue
-    await db.close()
-    return statistics.median(taken[3:])
+async def _time_claims(dsns: list[str]) -> list[list[float]]:
+    """Milliseconds, in each database as often; each claim is rolled back, so that the next finds the same."""
+    dbs = [Database(dsn) for dsn in dsns]
+    turns = [[await _time_claim(db) for db in dbs] for _ in range(CLAIMS + 3)]
+    for db in dbs:
+        await db.close()
+    return [list(costs) for costs in zip(*turns[3:], strict=True)]
+
+
+async def _time_claim(db: Database) -> float:
+    with suppress(_Undone):
+        async with db.transaction() as tx:
+            await tx.connection()
+            began = monotonic()
+            claim = await service.claim_ready(tx, looks_for_missed=False)
+            taken = (monotonic() - began) * 1000
+            assert len(claim.claimed) == service.BATCH
+            raise _Undone
+    return taken
 
 
 # -- the recovery -----------------------------------------------------------------------------------------------------
