@@ -206,7 +206,8 @@ def _make_venv(name: str, cache: Path, interpreter: Path) -> None:
         if needed:
             _install([str(interpreter), "-m", "venv", "--clear", str(directory)], name)
             pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            _install([*pip, "--require-hashes", "--requirement", str(lock)], name)
+            # The lock is whole; a resolver would still look at what is newer than it, and stumble over extras.
+            _install([*pip, "--require-hashes", "--no-deps", "--requirement", str(lock)], name)
 
 
 def _make_node_modules(name: str, cache: Path) -> None:
