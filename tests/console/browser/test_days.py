@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from uuid import uuid4
 
 import httpx2
 
@@ -212,8 +213,57 @@ def test_a_day_of_a_compliance_officer(open_tab: Open, served: World) -> None:
         assert rows(served.dsn, found, {"id": case}) == [("RESOLVED", "cora", "carl", "HOLD_VOIDED")]
 
 
-def deposit(served: World, amount: str) -> None:
-    """Money for the payer of the samples."""
+def test_money_that_was_posted_goes_back_when_two_officers_reject_it(open_tab: Open, served: World) -> None:
+    """F10: the case of a transaction, decided by two; the books show both, and the page says so."""
+    posted = deposit(served, "31000.00", reference="posted before it was screened")
+    case = flag(served, posted)
+    tabs = []
+    for person, press in (("cora", "form[aria-label=Decision] button"), ("carl", "button:has-text('Confirm REJECT')")):
+        tab = open_tab()
+        tabs.append(tab)
+        sign_in(tab, person, "cases")
+        tab.go(f"/console/cases/{case}")
+        if person == "cora":
+            tab.page.select_option('select[name="decision"]', "REJECT")
+            tab.page.select_option('select[name="reason_code"]', "SOURCE_OF_FUNDS_UNKNOWN")
+            tab.page.fill('textarea[name="reason"]', "Nobody knows where it is from.")
+        assert value(served.dsn, "SELECT status FROM ledger.transactions WHERE id = %(id)s", {"id": posted}) == "POSTED"
+        tab.page.click(press)
+        tab.page.click("button.solid")
+    page = tabs[-1].page
+    assert "what was posted is reversed" in page.locator(".notice").inner_text()
+    assert "Reverses: " in page.locator("main").inner_text()
+    check(tabs[-1], "case-reversed")
+    assert value(served.dsn, "SELECT status FROM ledger.transactions WHERE id = %(id)s", {"id": posted}) == "REVERSED"
+    found = "SELECT resolved_by, confirmed_by, effect FROM compliance.cases WHERE id = %(id)s"
+    assert rows(served.dsn, found, {"id": case}) == [("cora", "carl", "REVERSED")]
+    assert [one for tab in tabs for one in tab.complaints if not refused(one)] == []
+
+
+def flag(served: World, transaction: str) -> str:
+    """A case about this transaction, as the screening opens one; two officers decide it."""
+    case = str(uuid4())
+    given = {"id": case, "transaction": transaction}
+    rows(
+        served.dsn,
+        "INSERT INTO compliance.alerts (id, source, transaction_id, rule_set_id, rule_set_version, outcome, severity, "
+        "facts, matched, incomplete, trace, raised_at) SELECT %(id)s, 'AML', %(transaction)s, rule_set_id, "
+        "rule_set_version, outcome, severity, facts, matched, incomplete, trace, now() FROM compliance.alerts "
+        "WHERE source = 'AML' LIMIT 1",
+        given,
+    )
+    rows(
+        served.dsn,
+        "INSERT INTO compliance.cases (id, kind, status, severity, alert_id, transaction_id, amount, currency, "
+        "needs_two, due_at, created_at, updated_at) VALUES (%(id)s, 'AML', 'OPEN', 'HIGH', %(id)s, %(transaction)s, "
+        "3100000, 'PLN', true, now() + interval '2 d', now(), now())",
+        given,
+    )
+    return case
+
+
+def deposit(served: World, amount: str, *, reference: str = "for the days") -> str:
+    """Money for the payer of the samples; the id of its transaction."""
     payer = value(served.dsn, "SELECT from_account_id FROM payments.payments WHERE initiated_by = 'sample-teller' "
                               "LIMIT 1")  # fmt: skip
     cash = value(served.dsn, "SELECT id FROM ledger.accounts WHERE name = 'Cash of payments'")
@@ -221,10 +271,11 @@ def deposit(served: World, amount: str) -> None:
              {"accountId": str(payer), "amount": amount, "direction": "CREDIT"}]  # fmt: skip
     token = token_for(served, "developer", "ledger:write", "LEDGER_POSTER")
     made = httpx2.post(
-        f"{served.url}/v1/transactions", json={"reference": "for the days", "entries": lines},
+        f"{served.url}/v1/transactions", json={"reference": reference, "entries": lines},
         headers={"Authorization": f"Bearer {token}"}, timeout=10,
     )  # fmt: skip
     assert made.status_code == 201, made.text
+    return str(made.json()["id"])
 
 
 def test_an_officer_needs_no_scripts(open_tab: Open, served: World) -> None:
