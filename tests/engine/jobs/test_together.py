@@ -243,7 +243,7 @@ async def test_those_who_wait_for_a_lock_alone_leave_sessions_to_the_others_and_
     with psycopg.connect(dsn) as holder:
         holder.execute("SELECT pg_advisory_xact_lock(7)")
         working = asyncio.create_task(work(db, partner))
-        await until(all_came_again, what="the others are written, and each of the rest came again")
+        await until(all_came_again, seconds=40, what="the others are written, and each of the rest came again")
         holder.rollback()
     await working
     assert most == ALONE_AT_ONCE
@@ -408,7 +408,7 @@ async def test_a_conflict_of_one_of_them_that_does_not_pass_is_not_the_others(
     db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They try together a few times, and then each by itself."""
-    monkeypatch.setattr(run_module, "MAX_LOOK_UP_SECONDS", 20.0)
+    monkeypatch.setattr(run_module, "MAX_LOOK_UP_SECONDS", 30.0)
     partner = Partner()
     others = {number: 1 for number in each_once(COUNT) if number != "7"}
     is_over = False
@@ -420,7 +420,7 @@ async def test_a_conflict_of_one_of_them_that_does_not_pass_is_not_the_others(
     partner.during = conflict
     schedule_numbers(dsn, "work", COUNT)
     working = asyncio.create_task(work(db, partner))
-    await until(lambda: effects(dsn) == others, what="the others are written")
+    await until(lambda: effects(dsn) == others, seconds=20, what="the others are written")
     assert not working.done()
     is_over = True
     await working

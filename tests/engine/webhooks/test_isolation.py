@@ -179,6 +179,31 @@ async def test_many_retries_that_are_due_at_once_take_their_turns(hooks: Hooks) 
         assert {delivery.status for delivery in await hooks.deliveries()} == {"DELIVERED"}
 
 
+async def test_a_retry_that_finds_no_free_place_waits_for_one(hooks: Hooks, clock: BusinessClock) -> None:
+    gate = asyncio.Event()
+
+    async def hold(request: Request, writer: asyncio.StreamWriter) -> None:
+        await gate.wait()
+        await answering(200)(request, writer)
+
+    async with subscriber(answering(500)) as one:
+        await hooks.subscribe(one.url, max_in_flight=2)
+        await hooks.emit(3)
+        await hooks.drain()
+        rows(hooks.dsn, "UPDATE duly.webhook_subscriptions SET failures = 0, failing_since = NULL, open_until = NULL")
+        one.behave = hold
+        one.requests.clear()
+        clock.advance(minutes=1)
+        draining = asyncio.create_task(hooks.drain())
+        waiting = "SELECT count(*) FROM duly.webhook_deliveries WHERE status = 'WAITING'"
+        await until(lambda: value(hooks.dsn, waiting) == 1, "the third waits", seconds=20)
+        await until(lambda: len(one.requests) == 2, "the others are sent", seconds=20)
+        gate.set()
+        await draining
+    assert len(one.requests) == 3
+    assert {delivery.status for delivery in await hooks.deliveries()} == {"DELIVERED"}
+
+
 async def test_a_fan_out_of_200_events_to_three_subscriptions_is_five_statements(hooks: Hooks) -> None:
     for _ in range(3):
         await hooks.subscribe("http://127.0.0.1:8009/hook")

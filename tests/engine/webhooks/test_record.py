@@ -49,6 +49,18 @@ async def test_nothing_is_written_of_a_delivery_that_somebody_else_has(hooks: Ho
     assert (await hooks.subscription(made.id)).failures == 0
 
 
+async def test_a_delivery_that_is_over_is_not_given_up_because_its_event_is_gone(hooks: Hooks) -> None:
+    made = await hooks.subscribe(NOBODY)
+    await fan_out(hooks)
+    rows(hooks.dsn, "UPDATE duly.webhook_deliveries SET status = 'DELIVERED', finished_at = duly.now()")
+    delivery, before = await hooks.delivery(), rows(hooks.dsn, SEEN)
+    task = Task(delivery.id, before[0][1], 0, made.id, NOBODY, 15, NOW, None, [])
+    async with hooks.db.transaction() as tx:
+        assert await record(tx, [task], most=5, disable_after=timedelta(days=5)) == [SUPERSEDED]
+    assert rows(hooks.dsn, SEEN) == before
+    assert hooks.alerts() == []
+
+
 async def test_whom_we_disable_is_in_the_audit(hooks: Hooks) -> None:
     """Nobody has clicked, and still everybody can see who did it, and why."""
     async with subscriber(answering(410)) as one:
