@@ -61,7 +61,18 @@ _COMPATIBLE = ipaddress.IPv6Network("::/96")
 _NEVER = [ipaddress.ip_network(net) for net in ("0.0.0.0/8", "224.0.0.0/4", "255.255.255.255/32", "::/128", "ff00::/8")]
 _LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 # Only a network that names it opens the door to what a cloud tells its machines.
-_METADATA = tuple(ipaddress.ip_network(net) for net in ("169.254.0.0/16", "168.63.129.16/32", "fd00:ec2::/32"))
+_METADATA = tuple(
+    ipaddress.ip_network(net)
+    for net in (
+        "169.254.0.0/16", "fe80::/10",  # nearly all of them, and OpenStack over IPv6
+        "168.63.129.16/32",  # Azure
+        "100.100.100.200/32",  # Alibaba
+        "192.0.0.192/32", "fd00:c1::a9fe:a9fe/128",  # Oracle
+        "fd00:ec2::/32",  # AWS
+        "fd20:ce::254/128",  # Google
+        "fd00:42::42/128",  # Scaleway
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

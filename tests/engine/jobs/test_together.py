@@ -18,6 +18,7 @@ from duly.jobs import sql
 from duly.jobs import together as together_module
 from duly.jobs.outcomes import Cancel, Done, Outcome
 from duly.jobs.run import ASKED_AT_ONCE
+from duly.jobs.together import ALONE_AT_ONCE
 from duly.settings import Settings
 from tests.engine.inbox.effects import publish_numbers
 from tests.engine.jobs.wire import Cut, breaking_wire
@@ -176,6 +177,22 @@ async def test_work_that_takes_long_for_one_of_them_holds_up_nobody_else(
     assert len(partner.calls) == COUNT
 
 
+async def test_a_commit_with_others_takes_a_part_of_the_time_that_a_job_has(db: Database, dsn: str) -> None:
+    """Else one of them could take the others' time with it, and they would be called again."""
+    partner = Partner(timeout_seconds=4)
+
+    async def hang(_tx: Tx, items: Sequence[str]) -> None:
+        if "7" in items:
+            await asyncio.Event().wait()
+
+    partner.during = hang
+    schedule_numbers(dsn, "work", COUNT)
+    await work(db, partner)
+    assert effects(dsn) == {number: 1 for number in each_once(COUNT) if number != "7"}
+    assert len(partner.calls) == COUNT
+    assert [(entity, retries) for entity, _, retries in queue(dsn)] == [("7", 1)]
+
+
 async def test_a_lock_that_one_of_them_waits_for_holds_up_nobody_else(
     db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +217,39 @@ async def test_a_lock_that_one_of_them_waits_for_holds_up_nobody_else(
     assert len(partner.calls) == COUNT
     assert sum(len(turn) > 1 for turn in partner.turns) == 1, "they have waited for it once"
     assert {outcome for _, outcome, _ in outcomes(dsn)} == {"done"}
+
+
+async def test_those_who_wait_for_a_lock_alone_leave_sessions_to_the_others_and_stay_alone(
+    db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than may be alone at once: each waits for a moment, and comes again by itself."""
+    monkeypatch.setattr(together_module, "TOGETHER_SECONDS", 60.0)
+    monkeypatch.setattr(together_module, "ALONE_LOCK_SECONDS", 0.3)
+    partner, most = Partner(), 0
+    locked = {str(number) for number in range(1, 2 * ALONE_AT_ONCE + 1)}
+    others = {number: 1 for number in each_once(COUNT) if number not in locked}
+
+    async def take_lock(tx: Tx, items: Sequence[str]) -> None:
+        if locked & set(items):
+            await tx.execute(text("SELECT pg_advisory_xact_lock(7)"))
+
+    def all_came_again() -> bool:
+        nonlocal most
+        most = max(most, value(dsn, WAITING))
+        return effects(dsn) == others and all(partner.turns.count([one]) >= 3 for one in locked)
+
+    partner.during = take_lock
+    schedule_numbers(dsn, "work", COUNT)
+    with psycopg.connect(dsn) as holder:
+        holder.execute("SELECT pg_advisory_xact_lock(7)")
+        working = asyncio.create_task(work(db, partner))
+        await until(all_came_again, seconds=40, what="the others are written, and each of the rest came again")
+        holder.rollback()
+    await working
+    assert most == ALONE_AT_ONCE
+    assert sum(len(turn) > 1 for turn in partner.turns) == 1, "nobody joins the others again"
+    assert effects(dsn) == each_once(COUNT)
+    assert len(partner.calls) == COUNT
 
 
 async def test_writes_of_a_zombie_are_refused_and_the_others_kept(db: Database, dsn: str) -> None:
@@ -352,6 +402,30 @@ async def test_a_conflict_that_does_not_pass_is_a_failure_with_its_reason(
     await Worker(db, handlers(work)).run_once()
     ((error,),) = rows(dsn, "SELECT error FROM duly.dead_letters")
     assert "lost" in error or "Serialization" in error
+
+
+async def test_a_conflict_of_one_of_them_that_does_not_pass_is_not_the_others(
+    db: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They try together a few times, and then each by itself."""
+    monkeypatch.setattr(run_module, "MAX_LOOK_UP_SECONDS", 30.0)
+    partner = Partner()
+    others = {number: 1 for number in each_once(COUNT) if number != "7"}
+    is_over = False
+
+    async def conflict(tx: Tx, items: Sequence[str]) -> None:
+        if "7" in items and not is_over:
+            await tx.execute(text("DO $$ BEGIN RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END $$"))
+
+    partner.during = conflict
+    schedule_numbers(dsn, "work", COUNT)
+    working = asyncio.create_task(work(db, partner))
+    await until(lambda: effects(dsn) == others, seconds=20, what="the others are written")
+    assert not working.done()
+    is_over = True
+    await working
+    assert effects(dsn) == each_once(COUNT)
+    assert len(partner.calls) == COUNT
 
 
 async def test_a_database_that_goes_away_repeats_what_follows_and_no_call(db: Database, dsn: str) -> None:

@@ -10,21 +10,27 @@ from hypothesis import strategies as st
 
 from duly.errors import Invalid
 from duly.webhooks.addresses import Allowed, check_host_addresses, check_url, is_allowed, read_address
+from duly.webhooks.deliver import allowed_by
+from tests.engine.webhooks.hooks import make_settings
 
 STRICT = Allowed()
+METADATA = [
+    "169.254.169.254", "169.254.170.2", "168.63.129.16", "100.100.100.200", "192.0.0.192", "fe80::a9fe:a9fe",
+    "fd00:ec2::254", "fd20:ce::254", "fd00:c1::a9fe:a9fe", "fd00:42::42",
+]  # fmt: skip
 REFUSED = [
     "0.0.0.0", "0.1.2.3", "10.0.0.1", "10.255.255.255", "100.64.0.1", "100.127.255.254", "127.0.0.1", "127.255.0.9",
     "169.254.0.1", "169.254.169.254", "172.16.0.1", "172.31.255.255", "192.0.0.1", "192.0.2.1", "192.88.99.1",
     "192.168.0.1", "198.18.0.1", "198.19.255.255", "198.51.100.7", "203.0.113.9", "224.0.0.1", "239.1.2.3",
-    "240.0.0.1", "255.255.255.255",
+    "240.0.0.1", "255.255.255.255", "168.63.129.16", "192.31.196.1", "192.52.193.1", "192.175.48.1",
     "::", "::1", "::127.0.0.1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::10.0.0.1",
     "64:ff9b::127.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b::169.254.169.254", "64:ff9b:1::1", "64:ff9b:1:a00:1::",
     "100::1", "2001::1", "2001:0:4136:e378:8000:63bf:3fff:fdd2", "2001:10::1", "2001:20::1", "2001:db8::1",
     "2002:7f00:1::", "2002:a00:1::1", "2002:808:808::1", "3fff::1", "5f00::1", "fc00::1", "fd00:ec2::254",
-    "fd12:3456::1", "fe80::1", "fec0::1", "ff02::1", "ff0e::1",
+    "fd12:3456::1", "fe80::1", "fec0::1", "ff02::1", "ff0e::1", "2620:4f:8000::1", *METADATA,
 ]  # fmt: skip
 PUBLIC = ["1.1.1.1", "8.8.8.8", "100.63.255.255", "100.128.0.1", "172.15.0.1", "172.32.0.1", "2606:4700::1111",
-          "2a00:1450:4001:82a::200e", "64:ff9b::8.8.8.8", "::ffff:8.8.8.8"]  # fmt: skip
+          "168.63.129.17", "2a00:1450:4001:82a::200e", "64:ff9b::8.8.8.8", "::ffff:8.8.8.8"]  # fmt: skip
 
 
 @pytest.mark.parametrize("address", REFUSED)
@@ -117,7 +123,28 @@ def test_configuration_allows_networks_by_name() -> None:
 def test_everywhere_does_not_include_what_a_cloud_tells_its_machines() -> None:
     allowed = Allowed.read(("true",), development=False, http=True)
     assert is_allowed(read_address("192.168.0.1"), allowed)
-    for never in ("169.254.169.254", "fd00:ec2::254", "0.0.0.0", "224.0.0.1", "::"):
+    for private in ("100.100.100.199", "192.0.0.191", "fd20:ce::253", "fd00:42::41"):
+        assert is_allowed(read_address(private), allowed)
+    for never in (*METADATA, "0.0.0.0", "224.0.0.1", "::"):
         assert not is_allowed(read_address(never), allowed)
     with pytest.raises(Invalid, match="networks"):
         Allowed.read(("10.0.0.0/99",), development=False, http=False)
+
+
+@pytest.mark.parametrize("never", [*(one for one in METADATA if ":" not in one), "0.0.0.0", "224.0.0.1"])
+@pytest.mark.parametrize("disguise", ["::ffff:", "64:ff9b::", "::"])
+def test_everywhere_does_not_include_it_in_disguise(disguise: str, never: str) -> None:
+    allowed = Allowed.read(("true",), development=False, http=True)
+    assert is_allowed(read_address(f"{disguise}192.168.0.1"), allowed)
+    assert not is_allowed(read_address(f"{disguise}{never}"), allowed)
+
+
+def test_production_reaches_what_its_settings_say_and_not_its_own_machine() -> None:
+    production = allowed_by(make_settings(env="production"))
+    with pytest.raises(Invalid, match="https"):
+        check_url("http://example.com/", production)
+    assert not is_allowed(read_address("127.0.0.1"), production)
+    named = allowed_by(make_settings(env="production", webhook_allow_private=("10.1.0.0/16",), webhook_allow_http=True))
+    check_url("http://10.1.2.3/", named)
+    assert not is_allowed(read_address("10.2.0.1"), named)
+    assert is_allowed(read_address("127.0.0.1"), allowed_by(make_settings(env="development")))

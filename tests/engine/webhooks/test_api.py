@@ -157,6 +157,21 @@ async def test_what_cannot_work_is_refused_with_a_problem(api: Served, changes: 
     assert value(api.hooks.dsn, "SELECT count(*) FROM duly.webhook_subscriptions") == 0
 
 
+@pytest.mark.parametrize("url", ["https://169.254.169.254/latest", "https://10.0.0.1/", "https://user@example.com/"])
+async def test_a_change_is_refused_for_what_the_beginning_is(api: Served, url: str) -> None:
+    """E6.4: nobody gets inside by subscribing outside first."""
+    path = (await api.alice("POST", ROOT, NEW)).headers["location"]
+    changed = await api.alice("PATCH", path, {"url": url})
+    assert (changed.status_code, changed.headers["content-type"]) == (422, "application/problem+json")
+    assert (await api.alice("GET", path)).json()["url"] == NEW["url"]
+
+
+async def test_the_same_name_at_another_issuer_is_somebody_else(api: Served) -> None:
+    made = await api.hooks.subscribe("https://hooks.example.com/", owner="https://other.example alice")
+    assert (await api.alice("GET", f"{ROOT}/{made.id}")).status_code == 403
+    assert (await api.alice("GET", ROOT)).json()["items"] == []
+
+
 async def test_the_log_of_a_delivery_and_sending_it_again(api: Served) -> None:
     async with subscriber(answering(500, body=b"broken")) as one:
         made = await api.alice("POST", ROOT, NEW | {"url": one.url})

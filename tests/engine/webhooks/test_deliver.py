@@ -103,6 +103,22 @@ async def test_there_are_eight_tries_at_the_promised_moments_and_then_an_alert(
     assert hooks.jobs() == []
 
 
+async def test_every_try_is_signed_with_its_own_time(hooks: Hooks, clock: BusinessClock) -> None:
+    """E6.1: a receiver refuses what was signed more than a few minutes ago, and retries come days later."""
+    clock.freeze(START)
+    async with subscriber(answering(500)) as one:
+        await hooks.subscribe(one.url)
+        await hooks.emit()
+        await hooks.drain()
+        clock.advance(minutes=1)
+        await hooks.drain()
+    assert [request.headers["webhook-timestamp"] for request in one.requests] == [
+        str(int(START.timestamp())), str(int(START.timestamp()) + 60),
+    ]  # fmt: skip
+    for request in one.requests:
+        assert request.headers["webhook-signature"] == standard_signatures(SECRET, request)
+
+
 @pytest.mark.parametrize(
     ("status", "header", "seconds"),
     [
@@ -269,7 +285,8 @@ async def test_redelivery_sends_what_is_over_again_with_eight_tries_of_its_own(
         one.behave = answering(200)
         assert (await hooks.redeliver(delivery.id)).status == "QUEUED"  # now, not in a minute
         await hooks.drain()
-        assert (await hooks.delivery()).status == "DELIVERED"
+        again = await hooks.delivery()
+        assert (again.status, again.tries) == ("DELIVERED", 2)  # one that waited for its retry goes on counting
         clock.advance(days=1)
         await hooks.drain()
     assert len(one.requests) == 3
@@ -299,6 +316,20 @@ async def test_a_range_of_failures_is_redelivered_in_batches(hooks: Hooks, clock
     assert {delivery.status for delivery in await hooks.deliveries()} == {"DELIVERED"}
 
 
+async def test_an_alert_is_over_when_the_last_of_what_failed_is_sent_again(hooks: Hooks) -> None:
+    made = await hooks.subscribe("http://127.0.0.1:8009/hook")
+    await hooks.emit(2)
+    handlers = {name: handler for name, handler in hooks.handlers.items() if name != "duly.deliver-webhook"}
+    await drain(hooks.db, handlers)
+    rows(hooks.dsn, "UPDATE duly.webhook_deliveries SET status = 'PERMANENTLY_FAILED', finished_at = duly.now()")
+    rows(hooks.dsn, "SELECT duly.alert('webhook_failed', %(id)s, 'm')", {"id": str(made.id)})
+    first, second = await hooks.deliveries()
+    await hooks.redeliver(first.id)
+    assert hooks.alerts() == [("webhook_failed", str(made.id))]
+    await hooks.redeliver(second.id)
+    assert hooks.alerts() == []
+
+
 async def test_a_test_event_goes_to_one_subscription_and_to_nobody_else(hooks: Hooks) -> None:
     async with subscriber() as one, subscriber() as other:
         made = await hooks.subscribe(one.url, "parcel.sent")
@@ -320,16 +351,20 @@ async def test_while_two_secrets_are_valid_both_sign(hooks: Hooks, clock: Busine
             await subscriptions.rotate_secret(tx, hooks.keyring, made.id, secret=newer, overlap_hours=2, actor="test")
         await hooks.emit()
         await hooks.drain()
-        clock.advance(hours=2, seconds=1)
+        clock.advance(hours=1, minutes=59)
         await hooks.emit()
         await hooks.drain()
-    both, alone = one.requests
+        clock.advance(minutes=1)
+        await hooks.emit()
+        await hooks.drain()
+    both, still, alone = one.requests
     old_mac = standard_signatures(SECRET, both)
     signed = f"{both.headers['webhook-id']}.{both.headers['webhook-timestamp']}.".encode() + both.body
     new_mac = "v1," + base64.b64encode(hmac.digest(newer.encode(), signed, "sha256")).decode()
     assert both.headers["webhook-signature"] == f"{new_mac} {old_mac}"
     assert both.headers["x-signature"] == hmac.new(newer.encode(), both.body, hashlib.sha256).hexdigest()
     assert both.headers["x-signature-previous"] == hmac.new(SECRET.encode(), both.body, hashlib.sha256).hexdigest()
+    assert "x-signature-previous" in still.headers
     assert " " not in alone.headers["webhook-signature"]
     assert "x-signature-previous" not in alone.headers
 
@@ -484,6 +519,7 @@ async def test_the_log_of_a_deleted_subscription_is_kept_as_long_as_any(hooks: H
     clock.freeze(START)
     async with subscriber() as one:
         made, empty = await hooks.subscribe(one.url), await hooks.subscribe(one.url, "parcel.*")
+        stays = await hooks.subscribe(one.url, "parcel.*")
         await hooks.emit(3)
         await hooks.drain()
         one.behave = answering(500)
@@ -492,21 +528,21 @@ async def test_the_log_of_a_deleted_subscription_is_kept_as_long_as_any(hooks: H
         async with hooks.db.transaction() as tx:
             for subscription in (made, empty):
                 await subscriptions.delete_subscription(tx, hooks.settings, subscription.id, actor="test")
-    assert value(hooks.dsn, "SELECT count(*) FROM duly.webhook_secrets") == 0
+    assert value(hooks.dsn, "SELECT array_agg(subscription_id) FROM duly.webhook_secrets") == [stays.id]
 
     async def clean() -> tuple[int, int, list[UUID]]:
         rows(hooks.dsn, "UPDATE duly.jobs SET run_at = 'infinity'")
         rows(hooks.dsn, "SELECT duly.schedule('duly.forget-webhooks')")
         await hooks.drain()
         attempts = value(hooks.dsn, "SELECT count(*) FROM duly.webhook_attempts")
-        left = [id for (id,) in rows(hooks.dsn, "SELECT id FROM duly.webhook_subscriptions")]
+        left = [id for (id,) in rows(hooks.dsn, "SELECT id FROM duly.webhook_subscriptions ORDER BY id")]
         return len(await hooks.deliveries()), attempts, left
 
-    assert await clean() == (4, 4, [made.id])
+    assert await clean() == (4, 4, [made.id, stays.id])
     clock.advance(days=29)
-    assert await clean() == (4, 4, [made.id])
+    assert await clean() == (4, 4, [made.id, stays.id])
     clock.advance(days=2)
-    assert await clean() == (0, 0, []), "also what was under way when it was deleted"
+    assert await clean() == (0, 0, [stays.id]), "also what was under way when it was deleted"
 
 
 async def test_what_is_old_and_just_being_sent_again_is_not_forgotten(hooks: Hooks, clock: BusinessClock) -> None:
@@ -520,7 +556,8 @@ async def test_what_is_old_and_just_being_sent_again_is_not_forgotten(hooks: Hoo
         rows(hooks.dsn, "SELECT duly.schedule('duly.forget-webhooks')")
         async with hooks.db.transaction() as tx:
             await deliveries.redeliver(tx, hooks.settings, id, actor="test")
-            await hooks.drain()  # the clean-up: it sees the delivery as it was
+            await hooks.drain()  # the clean-up: it sees the delivery as it was, and does not wait for it
+            assert value(hooks.dsn, "SELECT outcome FROM duly.executions WHERE name = 'duly.forget-webhooks'") == "done"
         await hooks.drain()
         assert len(one.requests) == 2
     assert (await hooks.delivery()).redeliveries == 1

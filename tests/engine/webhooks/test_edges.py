@@ -12,7 +12,7 @@ from duly.testing import BusinessClock, drain
 from duly.webhooks import deliveries
 from duly.webhooks.admit import DELIVER_JOB, lock
 from duly.webhooks.clean import sweep
-from duly.webhooks.model import CIRCUIT_FAILURES, Standing, after_failure
+from duly.webhooks.model import CIRCUIT_FAILURES, Standing, after_failure, circuit_wait
 from duly.webhooks.sender import _retry_after
 from tests.engine.webhooks.hooks import Hooks
 from tests.engine.webhooks.subscriber import subscriber
@@ -41,6 +41,10 @@ def test_the_circuit_opens_at_the_fifth_failure_and_what_was_under_way_says_noth
     assert (late.failures, late.open_until) == (fifth.failures, fifth.open_until)
     probe = fail(fifth, NOW + timedelta(seconds=30))
     assert (probe.failures, probe.open_until) == (6, NOW + timedelta(seconds=90))
+
+
+def test_a_circuit_stays_open_for_an_hour_however_many_failures_there_were() -> None:
+    assert circuit_wait(1_000_000, 0.0) == timedelta(hours=1)
 
 
 def test_a_date_to_retry_after_that_is_past_is_now() -> None:
@@ -90,8 +94,16 @@ async def test_what_was_kept_goes_in_the_order_in_which_it_came(hooks: Hooks) ->
     assert [json.loads(body)["subject"] for body in one.bodies] == [f"o-{n}" for n in range(5)]
 
 
-async def test_a_delivery_whose_job_was_just_made_is_no_stray(hooks: Hooks) -> None:
-    """Whoever redelivers holds the subscription; the sweep that waits for it asks again."""
+@pytest.mark.parametrize(
+    ("meanwhile", "status"),
+    [
+        ("INSERT INTO duly.jobs OVERRIDING SYSTEM VALUE SELECT * FROM kept", "QUEUED"),
+        ("UPDATE duly.webhook_deliveries SET status = 'DELIVERED', finished_at = duly.now()", "DELIVERED"),
+    ],
+    ids=["its job was made", "it was delivered"],
+)
+async def test_a_delivery_that_somebody_just_moved_is_no_stray(hooks: Hooks, meanwhile: str, status: str) -> None:
+    """Whoever redelivers or records holds the subscription; the sweep that waits for it asks again."""
     made = await hooks.subscribe("http://127.0.0.1:8009/hook")
     await hooks.emit()
     await drain(hooks.db, {name: one for name, one in hooks.handlers.items() if name != DELIVER_JOB})
@@ -108,6 +120,6 @@ async def test_a_delivery_whose_job_was_just_made_is_no_stray(hooks: Hooks) -> N
         async with asyncio.timeout(30):
             while not value(hooks.dsn, WAITING):
                 await asyncio.sleep(0.01)
-        rows(hooks.dsn, "INSERT INTO duly.jobs OVERRIDING SYSTEM VALUE SELECT * FROM kept")
+        rows(hooks.dsn, meanwhile)
     assert await looking == "took back 0 strays and admitted 0"
-    assert (await hooks.delivery()).status == "QUEUED"
+    assert (await hooks.delivery()).status == status

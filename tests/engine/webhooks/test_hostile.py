@@ -11,16 +11,19 @@ from collections.abc import Awaitable, Callable
 import pytest
 from sqlalchemy import text
 
-from duly.testing import drain
+from duly import NewEvent, emit
+from duly.testing import BusinessClock, drain
 from duly.webhooks import subscriptions
 from duly.webhooks.addresses import Allowed
 from duly.webhooks.admit import DELIVER_JOB, lock
 from duly.webhooks.sender import Answer, Sender
+from tests.engine.jobs.witness import until
 from tests.engine.webhooks.hooks import Hooks
 from tests.engine.webhooks.subscriber import Request, answering, subscriber
 from tests.support import rows, value
 
 LOOPBACK = Allowed.read((), development=True, http=True)
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 LAG_SECONDS, SPENT_SECONDS = 0.25, 3.0
 
 
@@ -156,6 +159,19 @@ async def test_answers_that_are_hard_to_store_are_recorded(hooks: Hooks) -> None
     assert attempt.response_headers["server"]
 
 
+@pytest.mark.parametrize("origin", ["a\r\nX-Evil: b", "\x1b", "é"])
+async def test_an_origin_that_is_no_header_is_left_out(hooks: Hooks, origin: str) -> None:
+    """Whoever emits may write anything into it: the event goes all the same, and nothing else with it."""
+    async with subscriber() as one:
+        await hooks.subscribe(one.url)
+        async with hooks.db.transaction() as tx:
+            await emit(tx, NewEvent("order.placed", "shop", "o", {}, headers={"traceparent": origin}))
+        await hooks.drain()
+    (request,) = one.requests
+    assert not {"traceparent", "x-evil"} & set(request.headers)
+    assert (await hooks.delivery()).status == "DELIVERED"
+
+
 async def test_pausing_resuming_redelivering_and_editing_at_once_lose_and_double_nothing(hooks: Hooks) -> None:
     """A storm of clicks by several people, while everything fails and then works."""
     async with subscriber(answering(500)) as one:
@@ -211,13 +227,16 @@ async def test_a_delivery_that_is_sent_again_twice_at_once_goes_once(hooks: Hook
     assert (await hooks.delivery()).redeliveries == 1
 
 
-async def test_a_subscription_that_is_deleted_while_its_last_try_is_under_way_leaves_no_alert(hooks: Hooks) -> None:
-    """Nobody could ever repair it."""
+@pytest.mark.parametrize("status", [500, 410])
+async def test_a_subscription_that_is_deleted_while_its_last_try_is_under_way_leaves_no_alert(
+    hooks: Hooks, status: int
+) -> None:
+    """Nobody could ever repair it; and it stays deleted, whatever its receiver says."""
     gate = asyncio.Event()
 
     async def behave(_request: Request, writer: asyncio.StreamWriter) -> None:
         await gate.wait()
-        writer.write(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode())
 
     async with subscriber(behave) as one:
         made = await hooks.subscribe(one.url)
@@ -232,6 +251,7 @@ async def test_a_subscription_that_is_deleted_while_its_last_try_is_under_way_le
         gate.set()
         await draining
     assert hooks.alerts() == []
+    assert value(hooks.dsn, "SELECT status FROM duly.webhook_subscriptions") == "DELETED"
 
 
 @pytest.mark.parametrize("overtaken", ["turn = turn + 1", "status = 'CANCELLED', finished_at = duly.now()"])
@@ -275,6 +295,29 @@ async def test_a_job_of_an_earlier_turn_does_nothing(hooks: Hooks) -> None:
         await hooks.drain()
         assert len(one.requests) == 1
     assert (await hooks.delivery()).status == "RETRYING"
+
+
+@pytest.mark.parametrize(
+    "overtaken", ["turn = turn + 1", "status = 'CANCELLED', next_attempt_at = NULL, finished_at = duly.now()"]
+)
+async def test_a_retry_asks_for_its_place_again_once_it_holds_the_subscription(
+    hooks: Hooks, clock: BusinessClock, overtaken: str
+) -> None:
+    """Whoever held it may have sent the delivery again, or ended it: the retry finds that it is too late."""
+    async with subscriber(answering(500)) as one:
+        made = await hooks.subscribe(one.url)
+        await hooks.emit()
+        await hooks.drain()
+        clock.advance(minutes=1)
+        async with hooks.db.transaction() as tx:
+            await lock(tx, [made.id])
+            draining = asyncio.create_task(hooks.drain())
+            await until(lambda: value(hooks.dsn, WAITING) == 1, what="the retry waits for the subscription")
+            rows(hooks.dsn, f"UPDATE duly.webhook_deliveries SET {overtaken}")
+            before = rows(hooks.dsn, "SELECT status, turn, next_attempt_at, finished_at FROM duly.webhook_deliveries")
+        await draining
+    assert rows(hooks.dsn, "SELECT status, turn, next_attempt_at, finished_at FROM duly.webhook_deliveries") == before
+    assert len(one.requests) == 1
 
 
 async def test_whoever_admits_holds_the_subscription(hooks: Hooks) -> None:

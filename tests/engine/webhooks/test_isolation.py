@@ -18,10 +18,11 @@ from duly.db import fetch
 from duly.duty import Duty
 from duly.jobs.handlers import Handler
 from duly.messages import Event
-from duly.testing import drain
+from duly.testing import BusinessClock, drain
 from duly.wakeup import Wakeup
+from duly.webhooks import deliver as deliver_module
 from duly.webhooks.admit import DELIVER_JOB, create_consumer, fan_out
-from duly.webhooks.deliver import LEASE_SECONDS
+from duly.webhooks.deliver import LEASE_SECONDS, PLACES_AT_ONCE, Deliverer
 from duly.webhooks.sql import READ_NOW
 from tests.engine.jobs.wire import breaking_wire
 from tests.engine.webhooks.hooks import Hooks
@@ -29,6 +30,7 @@ from tests.engine.webhooks.subscriber import Request, answering, subscriber
 from tests.support import rows, value
 
 EVENTS = 1_000
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
 async def stall(_request: Request, _writer: asyncio.StreamWriter) -> None:
@@ -110,6 +112,33 @@ async def test_nobody_gets_more_than_half_of_the_slots(hooks: Hooks) -> None:
     assert len(hooks.jobs()) == 4
 
 
+async def test_nobody_gets_more_than_half_of_the_slots_from_an_operator_or_after_a_pause(hooks: Hooks) -> None:
+    """Whoever admits counts in the same way: the consumer, an operator, and the worker itself."""
+    hooks = Hooks(hooks.db, hooks.dsn, hooks.settings.model_copy(update={"webhook_concurrency": 8}))
+    made = await hooks.subscribe("http://127.0.0.1:8009/hook", max_in_flight=100)
+    await hooks.pause(made.id)
+    await hooks.emit(50)
+    await drain(hooks.db, {name: one for name, one in hooks.handlers.items() if name != DELIVER_JOB})
+    await hooks.resume(made.id)
+    assert len(hooks.jobs()) == 4
+    rows(hooks.dsn, "UPDATE duly.webhook_deliveries SET status = 'WAITING'")
+    async with hooks.db.transaction() as tx:
+        assert await Deliverer(hooks.settings).resume(tx, made.id) == 4
+
+
+async def test_an_event_that_is_fanned_out_again_makes_no_second_delivery(hooks: Hooks) -> None:
+    """E6.1: also when the inbox has long forgotten it."""
+    await hooks.subscribe("http://127.0.0.1:8009/hook")
+    later = datetime.now(UTC) + timedelta(minutes=1)
+    events = [Event(uuid4(), "order.placed", "shop", "a", {}, {}, later) for _ in range(3)]
+    made = []
+    for number in (2, 3):
+        async with hooks.db.transaction() as tx:
+            made.append(await fan_out(tx, events[:number], most=25))
+    assert made == [2, 1]
+    assert len(await hooks.deliveries()) == len(hooks.jobs()) == 3
+
+
 @pytest.mark.timeout(180)
 async def test_two_workers_deliver_everything_once(hooks: Hooks) -> None:
     async with subscriber() as one, subscriber() as other:
@@ -148,6 +177,31 @@ async def test_many_retries_that_are_due_at_once_take_their_turns(hooks: Hooks) 
         await hooks.drain()
         assert one.most_open <= 3
         assert {delivery.status for delivery in await hooks.deliveries()} == {"DELIVERED"}
+
+
+async def test_a_retry_that_finds_no_free_place_waits_for_one(hooks: Hooks, clock: BusinessClock) -> None:
+    gate = asyncio.Event()
+
+    async def hold(request: Request, writer: asyncio.StreamWriter) -> None:
+        await gate.wait()
+        await answering(200)(request, writer)
+
+    async with subscriber(answering(500)) as one:
+        await hooks.subscribe(one.url, max_in_flight=2)
+        await hooks.emit(3)
+        await hooks.drain()
+        rows(hooks.dsn, "UPDATE duly.webhook_subscriptions SET failures = 0, failing_since = NULL, open_until = NULL")
+        one.behave = hold
+        one.requests.clear()
+        clock.advance(minutes=1)
+        draining = asyncio.create_task(hooks.drain())
+        waiting = "SELECT count(*) FROM duly.webhook_deliveries WHERE status = 'WAITING'"
+        await until(lambda: value(hooks.dsn, waiting) == 1, "the third waits", seconds=20)
+        await until(lambda: len(one.requests) == 2, "the others are sent", seconds=20)
+        gate.set()
+        await draining
+    assert len(one.requests) == 3
+    assert {delivery.status for delivery in await hooks.deliveries()} == {"DELIVERED"}
 
 
 async def test_a_fan_out_of_200_events_to_three_subscriptions_is_five_statements(hooks: Hooks) -> None:
@@ -210,6 +264,39 @@ async def test_a_subscription_that_somebody_has_locked_delays_no_other(hooks: Ho
         await working
     assert (len(one.requests), len(other.requests)) == (3, 3)
     assert {delivery.status for delivery in await hooks.deliveries()} == {"DELIVERED"}
+
+
+async def test_retries_of_a_subscription_that_somebody_has_locked_leave_sessions_to_the_others(
+    hooks: Hooks, dsn: str, clock: BusinessClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E6.2: few of them wait at a time, and each for a moment; the others' retries pass."""
+    monkeypatch.setattr(deliver_module, "PLACE_LOCK_SECONDS", 0.5)
+    async with subscriber(answering(500)) as one, subscriber(answering(500)) as other:
+        locked, free = await hooks.subscribe(one.url), await hooks.subscribe(other.url, "parcel.*")
+        await hooks.emit(5)
+        await hooks.drain()
+        await hooks.emit(type="parcel.sent")
+        await hooks.drain()
+        rows(dsn, "UPDATE duly.webhook_subscriptions SET failures = 0, failing_since = NULL, open_until = NULL")
+        clock.advance(minutes=1)
+        other.behave = answering(200)
+        most = 0
+
+        def is_delivered() -> bool:
+            nonlocal most
+            most = max(most, value(dsn, WAITING))
+            return bool(
+                value(dsn, "SELECT status = 'DELIVERED' FROM duly.webhook_deliveries WHERE subscription_id = %(id)s",
+                      {"id": free.id})
+            )  # fmt: skip
+
+        with psycopg.connect(dsn) as holder:
+            holder.execute("SELECT 1 FROM duly.webhook_subscriptions WHERE id = %s FOR UPDATE", [locked.id])
+            working = asyncio.create_task(Worker(hooks.db, {DELIVER_JOB: hooks.handlers[DELIVER_JOB]}).run_once())
+            await until(is_delivered, "the other's retry passes", seconds=20)
+            holder.rollback()
+        await working
+    assert most == PLACES_AT_ONCE
 
 
 async def test_many_deliveries_that_end_together_are_recorded_in_one_commit(hooks: Hooks, dsn: str) -> None:

@@ -21,11 +21,12 @@ from sqlalchemy import text
 from structlog.testing import capture_logs
 
 from duly.db import Database
-from duly.errors import Invalid
+from duly.errors import Invalid, Refused
 from duly.http import RequestTx, Router, install
 from duly.http.receiver import Received, Receiver
+from duly.telemetry import WEBHOOKS_REFUSED
 from duly.testing import BusinessClock
-from duly.webhooks.receive import Scheme, add_provider_secret
+from duly.webhooks.receive import Scheme, add_provider_secret, read_secrets
 from tests.engine.http.serving import served
 from tests.engine.webhooks.hooks import Hooks
 from tests.support import rows, value
@@ -280,9 +281,14 @@ async def test_a_body_of_a_hundred_megabytes_is_refused_without_being_read(desk:
     assert desk.effects() == []
 
 
-async def test_a_body_larger_than_the_receivers_limit_is_413(desk: Desk) -> None:
+async def test_a_body_larger_than_the_receivers_limit_is_413_with_a_forensic_line(desk: Desk) -> None:
     body = b"{" + b" " * 5_000 + b"}"
-    assert (await desk.standard(body)).status_code == 413
+    refused = WEBHOOKS_REFUSED.labels("payments")._value.get()
+    with capture_logs() as logs:
+        assert (await desk.standard(body)).status_code == 413
+    (line,) = [entry for entry in logs if entry["event"] == "webhook_refused"]
+    assert (line["reason"], line["body_bytes"]) == ("too_large", len(body))
+    assert WEBHOOKS_REFUSED.labels("payments")._value.get() == refused + 1
 
 
 async def test_a_body_as_large_as_the_receivers_limit_is_taken(desk: Desk) -> None:
@@ -380,6 +386,28 @@ async def test_the_secret_of_a_provider_is_in_no_table_in_clear(desk: Desk) -> N
     sealed = bytes(value(desk.hooks.dsn, "SELECT sealed FROM duly.webhook_provider_secrets"))
     assert SECRET.encode() not in sealed
     assert b"p" * 32 not in sealed
+
+
+async def test_a_secret_of_one_provider_is_not_anothers(desk: Desk) -> None:
+    """E6.4: whoever can write the table cannot make one provider speak for another."""
+    rows(desk.hooks.dsn, "UPDATE duly.webhook_provider_secrets SET provider = 'stamped'")
+    async with desk.hooks.db.transaction() as tx:
+        with pytest.raises(Refused, match="cannot be decrypted"):
+            await read_secrets(tx, "stamped", desk.hooks.keyring)
+
+
+async def test_a_replay_is_known_for_as_long_as_webhooks_are_kept(desk: Desk, clock: BusinessClock) -> None:
+    """E6.3: a signature without a time is good for ever, so the id has to be remembered."""
+    right = {"X-Signature": "sha256=" + hexed(CODED, BODY)}
+    assert (await desk.plain(right)).json()["status"] == "done"
+    clock.advance(days=30)
+    rows(desk.hooks.dsn, "SELECT duly.schedule('duly.forget-webhooks')")
+    await desk.hooks.drain()
+    assert (await desk.plain(right)).json()["status"] == "duplicate"
+    clock.advance(seconds=1)
+    rows(desk.hooks.dsn, "SELECT duly.schedule('duly.forget-webhooks')")
+    await desk.hooks.drain()
+    assert value(desk.hooks.dsn, "SELECT count(*) FROM duly.received_webhooks") == 0
 
 
 async def test_a_refusal_without_headers_costs_no_connection(desk: Desk) -> None:

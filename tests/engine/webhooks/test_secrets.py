@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import stat
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psycopg
@@ -14,8 +15,11 @@ from structlog.testing import capture_logs
 
 from duly.errors import Refused
 from duly.settings import Settings
-from duly.webhooks import subscriptions
+from duly.testing import BusinessClock
+from duly.webhooks import add_provider_secret, subscriptions
+from duly.webhooks.clean import forget
 from duly.webhooks.deliver import Deliverer
+from duly.webhooks.receive import read_secrets
 from duly.webhooks.sealing import FILE, Keyring, Sealed
 from tests.engine.webhooks.hooks import Hooks, make_settings
 from tests.engine.webhooks.subscriber import answering, subscriber
@@ -97,6 +101,36 @@ async def test_resealing_moves_to_the_newest_key_and_the_old_one_can_go(hooks: H
         await later.emit()
         await later.drain()
         assert len(one.requests) == 1
+
+
+async def test_resealing_moves_the_secrets_of_providers_too(hooks: Hooks) -> None:
+    async with hooks.db.transaction() as tx:
+        await add_provider_secret(tx, hooks.keyring, "payments", secret=CANARY, actor="test")
+        both = Keyring.open(make_settings(encryption_keys=SecretStr(f"{OTHER_KEY},{_key_one()}")))
+        assert await subscriptions.reseal_secrets(tx, both) == 1
+        assert await subscriptions.reseal_secrets(tx, both) == 0
+        newest = Keyring.open(make_settings(encryption_keys=SecretStr(OTHER_KEY)))
+        assert (await read_secrets(tx, "payments", newest))[1] == [CANARY]
+
+
+@pytest.mark.parametrize("table", ["webhook_secrets", "webhook_provider_secrets"])
+async def test_a_secret_is_forgotten_when_its_overlap_is_over_and_not_before(
+    hooks: Hooks, clock: BusinessClock, table: str
+) -> None:
+    """E6.4: what signs or opens nothing any more is nobody's to lose."""
+    clock.freeze(datetime(2026, 3, 1, 9, tzinfo=UTC))
+    made = await hooks.subscribe("https://example.com/")
+    async with hooks.db.transaction() as tx:
+        await subscriptions.rotate_secret(tx, hooks.keyring, made.id, overlap_hours=2, actor="test")
+        for _ in range(2):
+            await add_provider_secret(tx, hooks.keyring, "payments", overlap_hours=2, actor="test")
+    left = []
+    for hours in (0, 2, 1):
+        clock.advance(hours=hours)
+        async with hooks.db.transaction() as tx:
+            await forget(tx, days=30)
+        left.append([row[0] for row in rows(hooks.dsn, f"SELECT number FROM duly.{table} ORDER BY number")])
+    assert left == [[1, 2], [1, 2], [2]]
 
 
 def _key_one() -> str:

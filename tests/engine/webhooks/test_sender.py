@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from duly.clock import monotonic
+from duly.webhooks import sender as sender_module
 from duly.webhooks.addresses import Allowed
 from duly.webhooks.sender import ANSWER_BYTES, MOST_PIECES, Answer, Sender
 from tests.engine.webhooks.subscriber import Request, answering, subscriber
@@ -188,6 +189,35 @@ async def test_the_next_address_is_tried_when_one_does_not_answer() -> None:
     assert (answer.error, answer.address) == (None, "127.0.0.3")
 
 
+async def test_of_many_addresses_so_many_are_dialled() -> None:
+    """A name is no list of what somebody else wants to have tried."""
+    async with subscriber(host="127.0.0.5") as one:
+        sender = Sender(LOOPBACK, resolve=Resolver(["127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"]))
+        answer = await send(sender, f"http://many.example:{one.port}/")
+    assert (answer.error, answer.address, one.connections) == ("connect", "127.0.0.4", 0)
+
+
+async def test_a_name_server_that_is_silent_is_not_waited_for_as_long_as_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sender_module, "DNS_SECONDS", 0.1)
+
+    async def silent(_host: str, _port: int) -> Sequence[str]:
+        await asyncio.Event().wait()
+        return []
+
+    answer = await send(Sender(LOOPBACK, resolve=silent), "http://silent.example/", seconds=20)
+    assert (answer.error, answer.address) == ("dns", None)
+
+
+async def test_of_an_answers_headers_few_are_kept_and_those_in_short() -> None:
+    """A cookie of the receiver's, or whatever else it says, is nothing that a log needs."""
+    said = "Set-Cookie: session=canary\r\nX-Api-Key: canary\r\nServer: " + "s" * 5_000 + "\r\n"
+    async with subscriber(answering(500, headers=said)) as one:
+        answer = await send(Sender(LOOPBACK), one.url)
+    assert answer.response_headers == {"content-length": "0", "server": "s" * 300}
+
+
 async def test_no_proxy_cookie_or_connection_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     async with subscriber() as proxy, subscriber(answering(200, headers="Set-Cookie: a=b\r\n")) as one:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
@@ -248,6 +278,20 @@ async def test_tls_asks_for_the_names_certificate_although_an_address_is_dialled
         assert (await send(Sender(LOOPBACK, resolve=resolve), f"https://hooks.example:{one.port}/")).error == "tls"
         assert (await send(sender, one.url)).error == "tls"  # no certificate names the address
     assert len(one.requests) == 1
+
+
+async def test_a_flood_through_tls_is_as_bounded_as_without(tmp_path: Path) -> None:
+    server, client = make_tls(tmp_path, "hooks.example")
+
+    async def flood(_request: Request, writer: asyncio.StreamWriter) -> None:
+        while not writer.is_closing():
+            writer.write(b"HTTP/1.1 100 Go\r\n\r\n" * 3_000)
+            await writer.drain()
+
+    async with subscriber(flood, tls=server) as one:
+        sender = Sender(LOOPBACK, resolve=Resolver(["127.0.0.1"]), ssl_context=client)
+        answer = await send(sender, f"https://hooks.example:{one.port}/", seconds=20)
+    assert answer.error == "protocol"
 
 
 async def test_https_to_a_server_without_tls_is_a_failure() -> None:

@@ -96,9 +96,17 @@ def test_made_secrets_are_good_and_never_the_same() -> None:
         assert check_secret(secret) == secret
 
 
+@pytest.mark.parametrize("size", [16, 128])
+def test_the_shortest_and_the_longest_key_are_taken(size: int) -> None:
+    secret = "whsec_" + base64.b64encode(b"k" * size).decode()
+    assert check_secret(secret) == secret
+
+
 @pytest.mark.parametrize(
-    "secret", ["", "short", "x" * 201, "with space in the middle", "whsec_AAAA", "whsec_!!!!!!!!!!!!!!!!"]
-)
+    "secret",
+    ["", "short", "x" * 201, "with space in the middle", "whsec_AAAA", "whsec_!!!!!!!!!!!!!!!!", "whsec_" + "A" * 20,
+     "whsec_" + "A" * 172],
+)  # fmt: skip
 def test_a_bad_secret_is_refused_without_being_repeated(secret: str) -> None:
     with pytest.raises(Invalid) as refusal:
         check_secret(secret)

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from duly.webhooks.clean import ADMITTED_AT_ONCE, LOOKED_AT, REST, SWEEP_JOB, Place, sweep
+from duly.webhooks.clean import ADMITTED_AT_ONCE, LOOKED_AT, REST, SWEEP_JOB, Place, forget, sweep
 from tests.engine.webhooks.hooks import Hooks
 from tests.support import rows, value
 
@@ -123,3 +123,44 @@ async def test_a_place_that_cannot_be_read_ends_the_run_and_changes_nothing(hook
     rows(hooks.dsn, f"SELECT duly.schedule('{SWEEP_JOB}', payload => '{payload}'::jsonb, max_retries => 0)")
     await hooks.drain()
     assert len(waiting(hooks)) == (1 if payload == "{}" else 0)
+
+
+async def test_who_waits_and_has_nothing_under_way_is_found(hooks: Hooks) -> None:
+    """Whatever was to let it go is lost: its circuit has closed, and nobody has told it."""
+    (only,) = (row[0] for row in rows(hooks.dsn, SUBSCRIBE, {"count": 1}))
+    make(hooks, only, 3, status="WAITING")
+    rows(hooks.dsn, "UPDATE duly.webhook_subscriptions SET failures = 5, failing_since = duly.now(), "
+                    "open_until = duly.now() + interval '1 hour'")  # fmt: skip
+    said = []
+    for shift in ("0", "1 hour"):
+        rows(hooks.dsn, f"UPDATE duly.business_clock SET shift = '{shift}'")
+        async with hooks.db.transaction() as tx:
+            said.append(await sweep(tx, most=5))
+    assert said == ["took back 0 strays and admitted 0", "took back 0 strays and admitted 1"]
+
+
+RECEIVED = """
+INSERT INTO duly.received_webhooks SELECT 'payments', n::text, duly.now() - interval '31 days'
+FROM generate_series(1, 3) AS n
+"""
+FORGET_RUNS = "SELECT count(*) FROM duly.jobs WHERE name = 'duly.forget-webhooks'"
+
+
+@pytest.mark.parametrize("kind", ["received", "deliveries", "of the deleted"])
+async def test_a_clean_up_that_reaches_its_limit_is_gone_on_with(hooks: Hooks, kind: str) -> None:
+    if kind == "received":
+        rows(hooks.dsn, RECEIVED)
+    else:
+        (only,) = (row[0] for row in rows(hooks.dsn, SUBSCRIBE, {"count": 1}))
+        make(hooks, only, 3, status="WAITING" if kind == "deliveries" else "RETRYING")
+        rows(hooks.dsn, "UPDATE duly.webhook_deliveries SET created_at = duly.now() - interval '31 days'")
+        rows(hooks.dsn, "UPDATE duly.webhook_subscriptions SET status = 'DELETED'")
+    queued = []
+    for _ in range(2):
+        rows(hooks.dsn, "DELETE FROM duly.jobs")
+        async with hooks.db.transaction() as tx:
+            await forget(tx, days=30, batch=1, batches=2)
+        queued.append(value(hooks.dsn, FORGET_RUNS))
+    assert queued == [1, 0]
+    left = "SELECT (SELECT count(*) FROM duly.received_webhooks) + (SELECT count(*) FROM duly.webhook_deliveries)"
+    assert value(hooks.dsn, left) == 0
