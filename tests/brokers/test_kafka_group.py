@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -44,11 +44,8 @@ RECEIVER = """
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
-    made = KafkaServer(tmp_path_factory.mktemp("kafka"))
-    made.start()
-    yield made
-    made.close()
+def server(kafka_server: KafkaServer) -> KafkaServer:
+    return kafka_server
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,12 +47,9 @@ def duly_app() -> Duly:
 
 
 @pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+def kafka(kafka_server: KafkaServer) -> KafkaServer:
     """One server for all of them."""
-    made = KafkaServer(tmp_path_factory.mktemp("kafka"))
-    made.start()
-    yield made
-    made.close()
+    return kafka_server
 
 
 @dataclass(frozen=True)
