@@ -73,8 +73,8 @@ def running() -> Iterator[Callable[[str], Server]]:
 @pytest.fixture(scope="session", params=chosen())
 def broker(request: pytest.FixtureRequest, running: Callable[[str], Server]) -> Iterator[tuple[Kind, Server]]:
     """One after the other, each broker that is not left out, and its server, running."""
-    preload()
     kind = find(request.param)
+    preload(kind.name)
     before = dict(os.environ)
     os.environ.update(kind.environment)
     try:
