@@ -35,7 +35,8 @@ RECEIVER = """
     from duly.settings import Settings
 
     async def main():
-        db = Database(Settings())
+        settings = Settings()
+        db = Database(settings.database_url, settings=settings)
         receiver = Receiver(db, kafka.source({url!r}, topics=[{topic!r}], group={group!r}), batch=5)
         await receiver.run(asyncio.Event())
 

@@ -98,6 +98,7 @@ async def way(kafka: KafkaServer, office: Office) -> Way:
     """The topics are there, and the screening hears of what is posted from Kafka alone."""
     topics = {body.event_topic for body in declared_events().values() if body.__module__.startswith("apps.")}
     await connect.setup(kafka.url, topics=sorted(topics), group=GROUP)
+    await Way(office, kafka, {}).publish()  # that the office's accounts were opened
     began = await ends_of(kafka, TOPIC)
     await set_offsets(kafka, GROUP, TOPIC, began)  # what other tests left there is nobody's
     async with office.db.transaction() as tx:
@@ -161,11 +162,11 @@ async def test_whoever_is_killed_on_the_way_each_transaction_is_screened_once(
     """FAULTS: kill -9 of relay, receiver and worker, in the midst of what each does; others take over."""
     third = await do(office.db, open_customer)
     posted = [await office.post(amount, debit=third) for amount in ("60.00", "10.00") * 15]
-    points = {"relay": "relay.sent", "receiver": "receiver.committed", "worker": "handler.mid@2"}
+    points = {"relay": "relay.sent=kill9", "receiver": "receiver.committed=kill9", "worker": "handler.mid=kill9@2"}
     parts: list[Part] = []
     try:
         for kind, point in points.items():
-            broken = _run(way, kind, tmp_path, f"{point}=kill9")
+            broken = _run(way, kind, tmp_path, point)
             parts.append(broken)
             assert await asyncio.to_thread(broken.wait) == -signal.SIGKILL, broken.said
             parts.append(_run(way, kind, tmp_path))
