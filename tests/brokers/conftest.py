@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from tests.brokers.world import World, create_world
 
 if TYPE_CHECKING:
     from duly.brokers.rabbitmq import RabbitSource, RabbitTransport
+    from tests.brokers.server_kafka import KafkaServer
     from tests.brokers.server_rabbitmq import RabbitMQServer
 
 
@@ -49,23 +51,37 @@ def _broker_of(item: pytest.Item) -> str | None:
     return given.params["broker"] if given and "broker" in given.params else BROKER_OF.get(item.path.stem)
 
 
+@pytest.fixture(scope="session")
+def running() -> Iterator[Callable[[str], Server]]:
+    """The server of a broker, started when somebody first asks for it: one for the whole run, whoever else asks."""
+    started: dict[str, Server] = {}
+    with contextlib.ExitStack() as ends:
+
+        def run(name: str) -> Server:
+            if name not in started:
+                directory = Path(tempfile.mkdtemp(prefix=f"duly-{name}-"))
+                ends.callback(shutil.rmtree, directory, ignore_errors=True)
+                server = find(name).make(directory)
+                ends.callback(server.close)
+                server.start()
+                started[name] = server
+            return started[name]
+
+        yield run
+
+
 @pytest.fixture(scope="session", params=chosen())
-def broker(request: pytest.FixtureRequest) -> Iterator[tuple[Kind, Server]]:
+def broker(request: pytest.FixtureRequest, running: Callable[[str], Server]) -> Iterator[tuple[Kind, Server]]:
     """One after the other, each broker that is not left out, and its server, running."""
-    preload()
     kind = find(request.param)
-    directory = Path(tempfile.mkdtemp(prefix=f"duly-{kind.name}-"))
+    preload(kind.name)
     before = dict(os.environ)
     os.environ.update(kind.environment)
-    server = kind.make(directory)
     try:
-        server.start()
-        yield kind, server
+        yield kind, running(kind.name)
     finally:
-        server.close()
         os.environ.clear()
         os.environ.update(before)
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest_asyncio.fixture
@@ -75,20 +91,30 @@ async def world(broker: tuple[Kind, Server], dsn: str, tmp_path: Path) -> AsyncI
         yield made
 
 
+# -- Kafka alone -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def kafka_server(running: Callable[[str], Server]) -> KafkaServer:
+    """The server, for the tests of what is Kafka's own: their topics and groups have names of their own."""
+    from tests.brokers.server_kafka import KafkaServer
+
+    server = running("kafka")
+    assert isinstance(server, KafkaServer)
+    return server
+
+
 # -- RabbitMQ alone ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
-def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQServer]:
-    """One node for the tests of what is RabbitMQ's own."""
+def rabbit(running: Callable[[str], Server]) -> RabbitMQServer:
+    """The node, for the tests of what is RabbitMQ's own."""
     from tests.brokers.server_rabbitmq import RabbitMQServer
 
-    node = RabbitMQServer(tmp_path_factory.mktemp("rabbitmq"))
-    try:
-        node.start()
-        yield node
-    finally:
-        node.close()
+    node = running("rabbitmq")
+    assert isinstance(node, RabbitMQServer)
+    return node
 
 
 @pytest.fixture

@@ -18,11 +18,12 @@ from duly.errors import DulyError
 from tests.forking import forkserver
 
 END_SECONDS = 40.0
+LATE = ("duly.inbox.receiver", "duly.jobs.worker", "duly.schedules.tick", "uvloop")  # what commands import when needed
 
 
-def preload() -> None:
+def preload(broker: str) -> None:
     """Let processes start from what these tests need; where no test of a broker runs, nothing changes."""
-    forkserver.set_forkserver_preload(["tests.brokers.process", "tests.brokers.shop"])
+    forkserver.set_forkserver_preload(["tests.brokers.process", "tests.brokers.shop", f"duly.brokers.{broker}", *LATE])
 
 
 class Part:

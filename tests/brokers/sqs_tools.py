@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from uuid import uuid4
 
 import pytest
 
 from tests.brokers.server_sqs import ENVIRONMENT, SqsServer
+from tests.brokers.servers import Server
 
 
 @pytest.fixture(scope="session")
-def sqs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqsServer]:
+def sqs_server(running: Callable[[str], Server]) -> SqsServer:
     """One SQS for the run: queues have names of their own in each test."""
-    server = SqsServer(tmp_path_factory.mktemp("sqs"))
-    server.start()
-    yield server
-    server.close()
+    server = running("sqs")
+    assert isinstance(server, SqsServer)
+    return server
 
 
 @pytest.fixture

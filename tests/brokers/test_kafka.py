@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -41,11 +41,8 @@ pytestmark = [pytest.mark.brokers, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
-    made = KafkaServer(tmp_path_factory.mktemp("kafka"))
-    made.start()
-    yield made
-    made.close()
+def server(kafka_server: KafkaServer) -> KafkaServer:
+    return kafka_server
 
 
 @pytest_asyncio.fixture

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -35,7 +35,8 @@ RECEIVER = """
     from duly.settings import Settings
 
     async def main():
-        db = Database(Settings())
+        settings = Settings()
+        db = Database(settings.database_url, settings=settings)
         receiver = Receiver(db, kafka.source({url!r}, topics=[{topic!r}], group={group!r}), batch=5)
         await receiver.run(asyncio.Event())
 
@@ -44,11 +45,8 @@ RECEIVER = """
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
-    made = KafkaServer(tmp_path_factory.mktemp("kafka"))
-    made.start()
-    yield made
-    made.close()
+def server(kafka_server: KafkaServer) -> KafkaServer:
+    return kafka_server
 
 
 @pytest.fixture

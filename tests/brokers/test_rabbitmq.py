@@ -199,6 +199,7 @@ async def test_an_alarm_is_an_outage_with_bounds_and_ends_with_it(
     before = int(await asyncio.to_thread(rabbit.evaluate, count_lines))
     await asyncio.to_thread(rabbit.evaluate, "vm_memory_monitor:set_vm_memory_high_watermark(0).")
     try:
+        assert "memory" in await asyncio.to_thread(rabbit.evaluate, "rabbit_alarm:get_alarms().")  # it is in force
         batch = events(20)
         for _ in range(2):
             begun = monotonic()

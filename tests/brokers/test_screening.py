@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,12 +47,9 @@ def duly_app() -> Duly:
 
 
 @pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+def kafka(kafka_server: KafkaServer) -> KafkaServer:
     """One server for all of them."""
-    made = KafkaServer(tmp_path_factory.mktemp("kafka"))
-    made.start()
-    yield made
-    made.close()
+    return kafka_server
 
 
 @dataclass(frozen=True)
@@ -101,6 +98,7 @@ async def way(kafka: KafkaServer, office: Office) -> Way:
     """The topics are there, and the screening hears of what is posted from Kafka alone."""
     topics = {body.event_topic for body in declared_events().values() if body.__module__.startswith("apps.")}
     await connect.setup(kafka.url, topics=sorted(topics), group=GROUP)
+    await Way(office, kafka, {}).publish()  # that the office's accounts were opened
     began = await ends_of(kafka, TOPIC)
     await set_offsets(kafka, GROUP, TOPIC, began)  # what other tests left there is nobody's
     async with office.db.transaction() as tx:
@@ -164,11 +162,11 @@ async def test_whoever_is_killed_on_the_way_each_transaction_is_screened_once(
     """FAULTS: kill -9 of relay, receiver and worker, in the midst of what each does; others take over."""
     third = await do(office.db, open_customer)
     posted = [await office.post(amount, debit=third) for amount in ("60.00", "10.00") * 15]
-    points = {"relay": "relay.sent", "receiver": "receiver.committed", "worker": "handler.mid@2"}
+    points = {"relay": "relay.sent=kill9", "receiver": "receiver.committed=kill9", "worker": "handler.mid=kill9@2"}
     parts: list[Part] = []
     try:
         for kind, point in points.items():
-            broken = _run(way, kind, tmp_path, f"{point}=kill9")
+            broken = _run(way, kind, tmp_path, point)
             parts.append(broken)
             assert await asyncio.to_thread(broken.wait) == -signal.SIGKILL, broken.said
             parts.append(_run(way, kind, tmp_path))

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
+
 from duly import Database, emit
 from duly.brokers import connect
 from duly.messages import NewEvent
@@ -17,10 +19,11 @@ from duly.operate.consumers import move_consumer
 from tests.brokers import shop
 from tests.brokers.process import Part
 from tests.brokers.servers import Foreign, Kind, Server
-from tests.engine.inbox.effects import CREATE_EFFECTS, effects
-from tests.support import rows, value
+from tests.engine.inbox.effects import CREATE_EFFECTS
+from tests.support import rows
 
 SECONDS = 90.0
+EFFECTS = "SELECT aggregate, n FROM effects WHERE consumer = %(consumer)s ORDER BY id"
 LEASE_SECONDS = "4"  # of lanes and of jobs: so long somebody who was killed holds up the others
 
 
@@ -35,6 +38,7 @@ class World:
         self._directory = directory
         self._parts: list[Part] = []
         self._strangers: list[Foreign] = []
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
 
     async def prepare(self, *, moved: Sequence[str] = shop.CONSUMERS) -> None:
         """Tables and consumers; those named get their events from the broker."""
@@ -57,6 +61,8 @@ class World:
                 await stranger.close()
         for part in self._parts:
             part.kill()
+        if self._connection is not None:
+            self._connection.close()
 
     # -- processes -----------------------------------------------------------------------------------------------
 
@@ -111,11 +117,23 @@ class World:
 
     def effects(self, consumer: str = "ledger") -> dict[str, list[int]]:
         """What a consumer did for each aggregate, in order, repetitions too."""
-        return effects(self.dsn, consumer)
+        found: dict[str, list[int]] = {}
+        for aggregate, n in self._ask(EFFECTS, {"consumer": consumer}):
+            found.setdefault(aggregate, []).append(n)
+        return found
 
     def value(self, query: str, **values: Any) -> Any:
         """One value of the database."""
-        return value(self.dsn, query, values)
+        return self._ask(query, values)[0][0]
+
+    def _ask(self, query: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """On a connection that is kept, for whoever waits asks often; another one when the database has ended it."""
+        if self._connection is not None:
+            with contextlib.suppress(psycopg.OperationalError):
+                return self._connection.execute(query.encode(), values).fetchall()
+            self._connection.close()
+        self._connection = psycopg.connect(self.dsn, autocommit=True)
+        return self._connection.execute(query.encode(), values).fetchall()
 
     async def until(self, fact: Callable[[], Any], what: str, *, seconds: float = SECONDS) -> None:
         """Wait for something to become true."""

@@ -5,6 +5,7 @@ What was read and not acknowledged is read again before anything else is: so a b
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -137,9 +138,14 @@ class Reader:
         self._next: dict[Partition, int] = {}  # the offset that is to be read next
         self._owed: set[Partition] = set()  # the broker did not take the offset
         self._committed_at = 0.0
+        self._read_at = 0.0
+        most = str(settings["max.poll.interval.ms"])
+        self._most_seconds = int(most) / 1000 if most.isdecimal() else math.inf  # between two reads; or it cannot start
 
     def read(self, limit: int, wait_seconds: float, stop: threading.Event) -> list[Message]:
         """A batch; nothing is left unacknowledged of an earlier one, for that comes first, again."""
+        self._leave_if_late()
+        self._read_at = monotonic()
         consumer = self._open()
         self.rewind()
         self._commit_again()
@@ -160,6 +166,7 @@ class Reader:
                 self._next[partition] = offset + 1
                 self._batch.append(message)
                 size += len(message.body)
+        self._read_at = monotonic()
         if not self._batch:
             self._check_away(consumer)
         batch, self._batch = self._batch, []
@@ -212,6 +219,15 @@ class Reader:
 
     # -- the client ---------------------------------------------------------------------------------------------
 
+    def _leave_if_late(self) -> None:
+        """Who did not read for so long is out of the group, and its client has not heard of it yet.
+
+        It would still read on, from wherever we tell it, what others have by now.
+        """
+        if self._consumer is not None and monotonic() > self._read_at + self._most_seconds:
+            log.warning("kafka_left_the_group", reason="nothing was read for too long")
+            self.close()
+
     def _open(self) -> Consumer:
         if self._consumer is not None and not self._complaints.fatal:
             return self._consumer
@@ -226,6 +242,7 @@ class Reader:
             self._consumer = Consumer(settings)
         except KafkaException as error:
             raise ConnectionError(f"Kafka's client cannot be started: {words(error_of(error))}") from None
+        self._read_at = monotonic()
         self._consumer.subscribe(self._topics, on_assign=_assigned, on_revoke=self._revoked, on_lost=self._lost)
         return self._consumer
 

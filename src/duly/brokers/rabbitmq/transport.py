@@ -110,10 +110,14 @@ class RabbitTransport:
         return self._channel
 
     async def _prove(self, channel: AbstractChannel) -> None:
-        """Publish nothing to nobody: that RabbitMQ blocks a line shows only then, and no event is to find it out."""
+        """Publish nothing to nobody: that RabbitMQ blocks a line shows only then, and no event is to find it out.
+
+        Twice: it takes the first on a line, and its confirm may overtake the word that from there on it reads no more.
+        """
         try:
-            async with asking(self._address):
-                await channel.default_exchange.publish(Message(b""), NOBODY, mandatory=False)
+            for _ in range(2):
+                async with asking(self._address):
+                    await channel.default_exchange.publish(Message(b""), NOBODY, mandatory=False)
         except ChannelClosed:
             return  # it has no right to do so, and that is an answer
         except TimeoutError:
