@@ -130,9 +130,9 @@ async def test_a_token_that_differs_from_a_remembered_one_is_another(verifier: V
 
 async def test_what_is_refused_is_not_remembered(verifier: Verifier, provider: Provider) -> None:
     """Memory does not grow with what strangers make up."""
+    header = {"alg": "RS256", "kid": "first"}
     refused = [
-        rs256(claims(iss=provider.issuer, sub=f"forged-{number}"), rsa_key("attacker"), {"alg": "RS256", "kid": "first"})
-        for number in range(20)
+        rs256(claims(iss=provider.issuer, sub=f"forged-{number}"), rsa_key("attacker"), header) for number in range(20)
     ]
     refused += [provider.sign(exp=NOW - 31), provider.sign(aud="billing"), "a.b.c", "x" * 20_000]
     for token in refused:
