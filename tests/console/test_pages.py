@@ -147,6 +147,14 @@ async def test_the_search_leads_to_the_page(ada: httpx2.AsyncClient, dsn: str) -
         assert (answer.status_code, answer.headers.get("location")) == (303, target), asked
 
 
+async def test_a_search_for_a_part_of_a_name_says_what_may_be_meant(ada: httpx2.AsyncClient, dsn: str) -> None:
+    fill(dsn)
+    page = await ada.get("/console/search?q=SHOP.RE")
+    assert page.status_code == 404
+    assert 'Did you mean <a href="/console/jobs?name=shop.remind">shop.remind</a>?' in page.text
+    assert "Did you mean" not in (await ada.get("/console/search?q=no")).text
+
+
 async def test_recurring_jobs_are_merged_with_last_and_next_run_and_never_run_ones_show(
     ada: httpx2.AsyncClient, dsn: str
 ) -> None:
@@ -267,6 +275,16 @@ async def test_a_schedule_and_a_name_say_why_they_run_or_do_not(ada: httpx2.Asyn
         assert "not on Sundays" in page
         assert "Live workers that know it: none." in page
     assert 'class="why"' not in (await ada.get("/console/jobs?name=no.such")).text
+
+
+async def test_one_dead_letter_is_one(ada: httpx2.AsyncClient, dsn: str) -> None:
+    fill(dsn)
+    page = (await ada.get("/console")).text
+    assert "1 dead letter waits for a decision.</strong> A job of shop.charge failed for good. Retry it once" in page
+    rows(dsn, "INSERT INTO duly.dead_letters SELECT (jsonb_populate_record(d, jsonb_build_object('id', 8))).* "
+              "FROM duly.dead_letters d WHERE d.id = 7")  # fmt: skip
+    page = (await ada.get("/console")).text
+    assert "2 dead letters wait for a decision.</strong> They failed for good; most are of shop.charge." in page
 
 
 async def test_more_alerts_than_are_counted_are_said_to_be_more(ada: httpx2.AsyncClient, dsn: str) -> None:

@@ -187,7 +187,10 @@ def _job_troubles(pulse: Pulse) -> list[Trouble]:
     if pulse.dead.number:
         worst = max(pulse.dead_letters, key=lambda name: pulse.dead_letters[name].number)
         cause = f"They failed for good; most are of {worst}. Retry them once the cause is gone, or discard them."
-        said = f"{pulse.dead} {'dead letter waits' if str(pulse.dead) == '1' else 'dead letters wait'} for a decision."
+        said = f"{pulse.dead} dead letters wait for a decision."
+        if str(pulse.dead) == "1":
+            cause = f"A job of {worst} failed for good. Retry it once the cause is gone, or discard it."
+            said = "1 dead letter waits for a decision."
         found.append(Trouble("bad", said, cause, "/dead-letters", "Decide"))
     if pulse.total("expired").number:
         number = pulse.total("expired")
