@@ -209,7 +209,7 @@ def test_nothing_follows_for_what_was_contradicted_until_a_person_has_decided(
 def test_what_the_bank_says_of_another_amount_or_currency_contradicts(
     state: State, report: Report, more: dict[str, object]
 ) -> None:
-    assert hear(payment(state), heard(report, **more), now=NOW) is Verdict.CONTRADICT
+    assert hear(payment(state), heard(report, Source.SEND, **more), now=NOW) is Verdict.CONTRADICT
     same = hear(payment(state), heard(report, amount=Decimal("1.00"), currency="PLN"), now=NOW)
     assert same is not Verdict.CONTRADICT
 
