@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from duly.db import fetch
 from duly.errors import AlreadyScheduled
-from duly.jobs import claim, settle, sql
+from duly.jobs import claim, settle, sql, turns
 from duly.jobs.claim import Claims
 from duly.jobs.handlers import Handler, Job, ReportedFailure
 from duly.jobs.outcomes import Cancel, Done, Fail, Outcome, Snooze
@@ -77,25 +77,28 @@ class VirtualWorker:
     def begin(self) -> None:
         """Start anew."""
         self.claims = Claims(self.handlers, worker=self.name, lease_seconds=LEASE_SECONDS)
-        self.free = [name for name, one in self.handlers.items() if one.limit is None]
-        self.limited = [one for one in self.handlers.values() if one.limit is not None]
-        self.turn = 0
+        self.free = turns.begin((name for name, one in self.handlers.items() if one.limit is None), self.name)
+        limited = turns.begin((name for name, one in self.handlers.items() if one.limit is not None), self.name)
+        self.kinds: list[str | None] = [*limited, None] if self.free else [*limited]
         self.runs: list[Job] = []
 
     def expect_claim(self, model: QueueModel, room: int) -> list[ModelJob]:
-        """What the model says this claim takes: limited names and the others first in turn, each name first in turn."""
-        self.turn += 1
+        """What the model says this claim takes: who got nothing comes first the next time, who got most comes last."""
         claimed: list[ModelJob] = []
-        kinds: list[Handler | None] = [*self.limited, None] if self.turn % 2 else [None, *self.limited]
-        for kind in kinds:
+        got: dict[str | None, int] = {}
+        for kind in self.kinds:
             left = room - len(claimed)
             if left <= 0:
                 break
-            if kind is not None and kind.limit is not None:
-                claimed += model.claim_limited(kind.name, kind.limit, left, self.name)
-            elif self.free:
-                self.free = [*self.free[1:], self.free[0]]
-                claimed += model.claim(self.free, left, self.name)
+            if kind is None:
+                taken = model.claim(self.free, left, self.name)
+                self.free.sort(key=[job.name for job in taken].count)
+            else:
+                limit = self.handlers[kind].limit or 0
+                taken = model.claim_limited(kind, limit, left, self.name)
+            got[kind] = len(taken)
+            claimed += taken
+        self.kinds.sort(key=lambda kind: got.get(kind, 0))
         return claimed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import structlog
 from duly.clock import monotonic
 from duly.db import atomic, fetch
 from duly.failpoints import failpoint
-from duly.jobs import sql
+from duly.jobs import sql, turns
 from duly.jobs.handlers import Handler, Job
 from duly.jobs.walk import Walk
 
@@ -29,26 +30,31 @@ class Claims:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._names = list(handlers)
-        self._free = Walk(name for name, handler in handlers.items() if handler.limit is None)
-        self._limited = [(handler, Walk([handler.name])) for handler in handlers.values() if handler.limit is not None]
+        limited = {handler.name: handler for handler in handlers.values() if handler.limit is not None}
+        self._free = Walk(turns.begin((name for name in handlers if name not in limited), worker))
+        self._limited = {name: (handler, Walk([name])) for name, handler in limited.items()}
+        self._kinds: list[str | None] = [*turns.begin(limited, worker)]  # each limited name, and None: all the others
+        if self._free.names:
+            self._kinds.append(None)
         self._elsewhere = list(elsewhere)  # another worker of this process runs these
-        self._turn = 0
         self._looked_around_at = float("-inf")
 
     async def take(self, connection: Any, room: int) -> list[Job]:
         """Claim up to ``room`` jobs that are due, the most urgent first."""
         jobs: list[Job] = []
-        self._turn += 1
-        in_turn = [*self._limited, None] if self._turn % 2 else [None, *self._limited]  # each kind is first in turn
-        for limited in in_turn:
+        got: dict[str | None, int] = {}
+        for kind in self._kinds:
             if len(jobs) >= room:
                 break
-            if limited is not None:
-                jobs += await self._take_limited(connection, *limited, room - len(jobs))
-            elif self._free.names:
-                self._free.names.append(self._free.names.pop(0))  # and so is each name
-                jobs += await self._take_names(connection, self._free, room - len(jobs))
-        if in_turn != [None]:
+            if kind is None:
+                found = await self._take_names(connection, self._free, room - len(jobs))
+                turns.give_way(self._free.names, Counter(job.name for job in found))
+            else:
+                found = await self._take_limited(connection, *self._limited[kind], room - len(jobs))
+            got[kind] = len(found)
+            jobs += found
+        turns.give_way(self._kinds, got)
+        if len(self._kinds) > 1:
             jobs.sort(key=_turn)
         return jobs
 
