@@ -211,7 +211,8 @@ RIGHTS |= {
     ("GET", f"/v1/console/{path}"): Right("console", ("ADMINISTRATOR", "OPERATOR"), expected=frozenset({200, 404, 422}))
     for path in (
         "status", "jobs", "jobs/{id}", "executions", "dead-letters", "dead-letters/groups", "events", "alerts", "audit",
-        "schedules", "schedules/preview", "schedules/{name}", "why", "entity",
+        "schedules", "schedules/preview", "schedules/{name}", "why", "entity", "webhooks", "webhooks/{id}",
+        "webhooks/{id}/deliveries", "webhooks/deliveries/{id}",
     )
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from duly.db import Database, Tx
 from duly.errors import Invalid, NotFound
 from duly.operate.actions import ACTIONS, Action, Arguments, Result, perform, register
 from tests.console.conftest import Site, csrf_of, post, serving
-from tests.console.world import DELIVERY, DISABLED, EVENT, SUBSCRIPTION, fill
+from tests.console.world import DELIVERY, DISABLED, EVENT, PAGES, SUBSCRIPTION, fill
 from tests.support import rows, value
 
 SECRET = "a-secret-of-sixteen"
@@ -144,6 +145,83 @@ async def test_what_cannot_be_undone_is_asked_about_first(ada: httpx2.AsyncClien
     assert audited(dsn) == []
 
 
+@pytest.mark.parametrize("name", CASES)
+async def test_an_operator_is_refused_by_every_form_and_by_the_page_before_it(
+    otto: httpx2.AsyncClient, dsn: str, name: str
+) -> None:
+    """FAULTS: authorise the handler, not the button; a name that is none is refused, too."""
+    given, _, _ = CASES[name]
+    for action in (name, "none.such"):
+        assert (await post(otto, action, **given, reason="because")).status_code == 403
+        assert (await otto.get(f"/console/actions/{action}", params=given)).status_code == 403
+    assert audited(dsn) == []
+
+
+async def test_every_button_of_the_engine_leads_to_a_page_that_asks_why(ada: httpx2.AsyncClient, dsn: str) -> None:
+    seen: set[str] = set()
+    for path in PAGES:
+        page = (await ada.get(path)).text
+        for form in page.split('<form class="act"')[1:]:
+            opening = form.partition(">")[0]
+            assert "method" not in opening, path
+            seen |= set(re.findall(r"/console/actions/([a-z.-]+)", opening))
+    assert {"dead.retry", "jobs.run-now", "schedules.trigger", "webhooks.resume", "alerts.resolve"} <= seen
+    for name in seen:
+        asked = await ada.get(f"/console/actions/{name}", params=CASES[name][0])
+        assert 'name="reason"' in asked.text, name
+        assert ('class="danger solid"' in asked.text) == ACTIONS[name].is_destructive, name
+    assert audited(dsn) == []
+
+
+async def test_after_an_action_the_list_is_as_it_was(ada: httpx2.AsyncClient) -> None:
+    """Filters, and the page of the list."""
+    address = "/console/dead-letters?name=shop.charge&kind=BankAway&after=2100-01-01T00:00:00%2B00:00_9"
+    page = await ada.get(address)
+    form = next(text for text in page.text.split("<form")[1:] if '/actions/dead.retry"' in text)
+    fields = {name: unescape(text) for name, text in
+              re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', form)}  # fmt: skip
+    assert fields == {"id": "7", "return_to": address}
+    answer = await post(ada, "dead.retry", **fields)
+    assert (answer.status_code, answer.headers["location"]) == (303, address)
+
+
+async def test_what_is_refused_leads_back(ada: httpx2.AsyncClient) -> None:
+    page = await post(ada, "jobs.run-now", id="2", return_to="/console/jobs/2")
+    assert page.status_code == 409
+    assert '<a class="button primary" href="/console/jobs/2">Back</a>' in page.text
+    assert ">Back</a>" not in (await post(ada, "jobs.run-now", id="2")).text
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "kept", "said"),
+    [
+        ("schedules.add", {"name": "a.b", "cron": "0 9 * * *", "payload": "[1]"}, 'value="a.b"', "wrong-payload"),
+        ("schedules.add", {"name": "a.b", "cron": "0 9 * * *", "max_retries": "x"}, 'value="a.b"', "wrong-max_retries"),
+        ("schedules.add", {"name": "duly.forget-audit", "cron": "7 9 * * *"}, 'value="7 9 * * *"', "exists already"),
+        ("schedules.edit", {"name": "duly.forget-audit", "cron": "7 9 * * *", "expected_version": "77"},
+         'name="expected_version" value="77"', "was changed meanwhile"),
+        ("webhooks.add", {"url": "ftp://example.com/", "events": "order.*\nparcel.*", "secret": "canary-of-sixteen"},
+         ">order.*\nparcel.*</textarea>", "The URL starts with https://"),
+        ("webhooks.add", {"url": "https://example.com/", "events": "a", "max_in_flight": "900"},
+         'value="https://example.com/"', "wrong-max_in_flight"),
+        ("webhooks.edit", {"id": SUBSCRIPTION, "url": "https://example.com/", "expected_version": "77"},
+         'name="expected_version" value="77"', "was changed meanwhile"),
+    ],
+)  # fmt: skip
+async def test_a_form_that_is_refused_is_shown_again_with_what_was_typed(
+    ada: httpx2.AsyncClient, dsn: str, name: str, given: dict[str, str], kept: str, said: str
+) -> None:
+    page = await post(ada, name, **given, reason="a <reason>")
+    assert page.status_code in (409, 422), page.text[-300:]
+    assert f'action="/console/actions/{name}"' in page.text
+    assert kept in page.text
+    assert 'role="alert"' in page.text
+    assert said in page.text
+    assert 'value="a &lt;reason&gt;"' in page.text
+    assert "canary" not in page.text  # a secret is typed anew
+    assert audited(dsn) == []
+
+
 async def test_a_bulk_action_says_how_many_and_touches_no_more(ada: httpx2.AsyncClient, dsn: str) -> None:
     rows(dsn, "INSERT INTO duly.dead_letters SELECT (jsonb_populate_record(d, jsonb_build_object('id', 100 + n))).* "
               "FROM duly.dead_letters d, generate_series(1, 41) AS n WHERE d.id = 7")  # fmt: skip
@@ -206,13 +284,14 @@ async def test_lists_are_for_both_roles_and_ids_are_text(site: Site, dsn: str) -
     client = await site.browser()
     for path in ("status", "jobs", "jobs/1", "jobs/7", "executions", "dead-letters", "dead-letters/groups", "events",
                  "schedules", "schedules/duly.forget-audit", "schedules/preview?cron=0+9+*+*+*", "alerts", "audit",
-                 "why?id=1", "entity?id=order:1"):  # fmt: skip
+                 "why?id=1", "entity?id=order:1", "webhooks", f"webhooks/{SUBSCRIPTION}",
+                 f"webhooks/{SUBSCRIPTION}/deliveries", f"webhooks/deliveries/{DELIVERY}"):  # fmt: skip
         assert (await client.get(f"/v1/console/{path}")).status_code == 401
         assert (await client.get(f"/v1/console/{path}", headers=site.headers("NOBODY"))).status_code == 403
         for role in ("OPERATOR", "ADMINISTRATOR"):
             answer = await client.get(f"/v1/console/{path}", headers=site.headers(role))
             assert answer.status_code == 200, (path, answer.text)
-            assert not re.search(r'"(id|job_id|seq)":\s*\d', answer.text), path
+            assert not re.search(r'"(id|job_id|seq|number)":\s*\d', answer.text), path
     missing = await client.get("/v1/console/jobs/12345", headers=site.headers("OPERATOR"))
     assert missing.status_code == 404
 
@@ -259,9 +338,8 @@ async def test_many_failed_events_are_given_up_and_what_waited_goes_on(db: Datab
 
 
 async def test_two_clicks_on_one_form_do_it_once(ada: httpx2.AsyncClient, dsn: str) -> None:
-    page = await ada.get("/console/schedules/duly.forget-audit")
-    form = next(text for text in page.text.split("<form")[1:] if "/actions/schedules.trigger" in text)
-    fields = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', form))
+    page = await ada.get("/console/actions/schedules.trigger?name=duly.forget-audit&return_to=/console/schedules")
+    fields = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', page.text.split("<main")[1]))
     assert fields["once"] != ""
     answers = await asyncio.gather(*(ada.post("/console/actions/schedules.trigger", data=fields) for _ in range(5)))
     assert {(answer.status_code, answer.headers["location"]) for answer in answers} == {(303, fields["return_to"])}

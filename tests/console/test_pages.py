@@ -19,7 +19,7 @@ from duly.db import Database
 from duly.errors import Invalid
 from duly.operate.counts import Count
 from duly.testing import BusinessClock
-from tests.console.conftest import Site, serving
+from tests.console.conftest import Site, post, serving
 from tests.console.world import EVENT, HOSTILE, PAGES, RUN, fill
 from tests.support import rows, value
 
@@ -147,6 +147,14 @@ async def test_the_search_leads_to_the_page(ada: httpx2.AsyncClient, dsn: str) -
         assert (answer.status_code, answer.headers.get("location")) == (303, target), asked
 
 
+async def test_a_search_for_a_part_of_a_name_says_what_may_be_meant(ada: httpx2.AsyncClient, dsn: str) -> None:
+    fill(dsn)
+    page = await ada.get("/console/search?q=SHOP.RE")
+    assert page.status_code == 404
+    assert 'Did you mean <a href="/console/jobs?name=shop.remind">shop.remind</a>?' in page.text
+    assert "Did you mean" not in (await ada.get("/console/search?q=no")).text
+
+
 async def test_recurring_jobs_are_merged_with_last_and_next_run_and_never_run_ones_show(
     ada: httpx2.AsyncClient, dsn: str
 ) -> None:
@@ -174,7 +182,8 @@ async def test_the_editor_shows_the_next_ten_runs_and_marks_the_clocks(
     wrong = await ada.get("/console/schedules/new?name=a.b&cron=99+2+*+*+*")
     assert wrong.status_code == 200
     assert "the minute field" in wrong.text
-    assert "Add what is previewed" not in wrong.text
+    assert "disabled>Add what is previewed" in wrong.text
+    assert "disabled>Add what is previewed" not in page.text
 
 
 async def test_times_are_shown_in_the_schedules_zone_with_utc_in_the_title(
@@ -187,6 +196,108 @@ async def test_times_are_shown_in_the_schedules_zone_with_utc_in_the_title(
               "VALUES ('report', '0 9 * * *', 'Europe/Warsaw', '2026-01-05 08:00Z')")  # fmt: skip
     page = (await ada.get("/console/schedules")).text
     assert 'title="2026-01-05 08:00:00 UTC · in 30 min">2026-01-05 09:00:00 CET</time>' in page
+
+
+async def test_the_record_is_searched_by_who_and_what(
+    ada: httpx2.AsyncClient, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among so many at a time: the next page looks further."""
+    rows(dsn, "INSERT INTO duly.audit (at, actor, action, subject) SELECT duly.now(), CASE WHEN n %% 100 = 0 THEN "
+              "'Eve (eve)' ELSE 'bob' END, CASE WHEN n %% 2 = 0 THEN 'a.even' ELSE 'a.odd' END, 's:' || n %% 4 "
+              "FROM generate_series(1, 1000) AS n", {})  # fmt: skip
+    monkeypatch.setattr("duly.console.page_watch.AUDIT_SCAN", 300)
+    for filters, number in (("who=EVE", 10), ("who=eve&what=odd", 0), ("what=even", 500), ("who=eve&subject=s:0", 10),
+                            ("who=eve&subject=s:1", 0), ("who=%25", 0)):  # fmt: skip
+        found, path = 0, f"/console/audit?{filters}"
+        for _ in range(20):
+            page = (await ada.get(path)).text
+            found += page.count('<th scope="row">')
+            following = re.search(r'<a href="([^"]+)" rel="next">', page)
+            if following is None:
+                break
+            path = following[1].replace("&amp;", "&")
+        assert (found, following) == (number, None), filters
+
+
+async def test_an_operator_searches_the_record_without_payloads(otto: httpx2.AsyncClient, dsn: str) -> None:
+    rows(dsn, "INSERT INTO duly.audit (at, actor, action, subject, before) VALUES (duly.now(), 'bob', 'job.cancelled', "
+              "'job:1', '{\"payload\": \"canary\"}')")  # fmt: skip
+    page = (await otto.get("/console/audit?who=bob")).text
+    assert "job.cancelled" in page
+    assert "canary" not in page
+
+
+async def test_runs_and_dead_letters_show_the_zone_of_their_schedule(
+    ada: httpx2.AsyncClient, dsn: str, clock: BusinessClock
+) -> None:
+    """healthchecks #1160: the job's own zone, in every list."""
+    from datetime import UTC, datetime
+
+    clock.freeze(datetime(2026, 1, 5, 7, 30, tzinfo=UTC))
+    fill(dsn)
+    rows(dsn, "INSERT INTO duly.schedules (name, cron, timezone) VALUES ('shop.remind', '0 9 * * *', 'Asia/Tokyo'), "
+              "('shop.charge', '0 9 * * *', 'Asia/Tokyo')")  # fmt: skip
+    for path in ("/console/history", "/console/history?job=1", "/console/dead-letters", "/console/jobs/7",
+                 f"/console/jobs/1/runs/{RUN}", "/console/jobs?name=shop.remind"):  # fmt: skip
+        page = (await ada.get(path)).text
+        assert re.search(r'title="2026-01-05 07:\d\d:00 UTC[^"]*">2026-01-05 16:\d\d:00 JST</time>', page), path
+
+
+async def test_what_came_from_a_schedule_can_be_run_again_from_its_run(ada: httpx2.AsyncClient, dsn: str) -> None:
+    """By its schedule, or as the dead letter that it became."""
+    run = "019c0000-0000-7000-8000-00000000000a"
+    rows(dsn, "INSERT INTO duly.executions (execution_id, job_id, name, source, started_at, completed_at, succeeded, "
+              "outcome, retry_count, worker, lease_token) VALUES (%(run)s, 50, 'duly.forget-audit', 'Scheduled', "
+              "duly.now(), duly.now(), true, 'done', 0, 'w', 1), (duly.uuid7(), 51, 'duly.forget-audit', 'Deferred', "
+              "duly.now(), duly.now(), true, 'done', 0, 'w', 1)", {"run": run})  # fmt: skip
+    for path in ("/console/jobs/50", f"/console/jobs/50/runs/{run}"):
+        page = (await ada.get(path)).text
+        assert '<form class="act" action="/console/actions/schedules.trigger">' in page, path
+    assert "schedules.trigger" not in (await ada.get("/console/jobs/51")).text
+    fill(dsn)
+    rows(dsn, "UPDATE duly.dead_letters SET id = 50 WHERE id = 7")
+    assert "/console/actions/dead.retry" in (await ada.get(f"/console/jobs/50/runs/{run}")).text
+
+
+async def test_only_a_job_that_moves_is_looked_at_again_and_again(ada: httpx2.AsyncClient, dsn: str) -> None:
+    fill(dsn)
+    later = value(dsn, "SELECT duly.schedule('shop.remind', 'later', run_at => duly.now() + interval '1 h')")
+    for id, is_moving in ((1, True), (2, True), (later, False), (7, False)):
+        page = (await ada.get(f"/console/jobs/{id}")).text
+        assert (f'hx-get="/console/jobs/{id}"' in page) == is_moving, id
+
+
+async def test_a_schedule_and_a_name_say_why_they_run_or_do_not(ada: httpx2.AsyncClient, dsn: str) -> None:
+    await post(ada, "schedules.disable", name="duly.forget-audit", reason="not on Sundays")
+    for path in ("/console/schedules/duly.forget-audit", "/console/jobs?name=duly.forget-audit"):
+        page = (await ada.get(path)).text
+        assert "It is disabled by Ada Kowalska (ada) since" in page, path
+        assert "not on Sundays" in page
+        assert "Live workers that know it: none." in page
+    assert 'class="why"' not in (await ada.get("/console/jobs?name=no.such")).text
+
+
+async def test_one_dead_letter_is_one(ada: httpx2.AsyncClient, dsn: str) -> None:
+    fill(dsn)
+    page = (await ada.get("/console")).text
+    assert "1 dead letter waits for a decision.</strong> A job of shop.charge failed for good. Retry it once" in page
+    rows(dsn, "INSERT INTO duly.dead_letters SELECT (jsonb_populate_record(d, jsonb_build_object('id', 8))).* "
+              "FROM duly.dead_letters d WHERE d.id = 7")  # fmt: skip
+    page = (await ada.get("/console")).text
+    assert "2 dead letters wait for a decision.</strong> They failed for good; most are of shop.charge." in page
+
+
+async def test_more_alerts_than_are_counted_are_said_to_be_more(ada: httpx2.AsyncClient, dsn: str) -> None:
+    rows(dsn, "INSERT INTO duly.alerts (kind, subject, message, raised_at, last_at) SELECT 'application', 's' || n, "
+              "'m', duly.now(), duly.now() FROM generate_series(1, 201) AS n")  # fmt: skip
+    page = (await ada.get("/console")).text
+    assert "50+ alerts are open." in page
+    assert re.search(r">Alerts</a></dt><dd>50\+</dd>", page)
+    assert "These are the newest; there are more." in (await ada.get("/console/alerts")).text
+    rows(dsn, "UPDATE duly.alerts SET resolved_at = duly.now() WHERE subject <> 's1'")
+    page = (await ada.get("/console")).text
+    assert "1 alert is open." in page
+    assert "there are more" not in (await ada.get("/console/alerts")).text
 
 
 async def test_one_timeline_tells_an_entitys_story_in_order(ada: httpx2.AsyncClient, dsn: str) -> None:

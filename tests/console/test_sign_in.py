@@ -236,6 +236,17 @@ async def test_being_seen_is_written_once_a_minute(ada: httpx2.AsyncClient, dsn:
     assert value(dsn, "SELECT seen_at > clock_timestamp() - interval '1 minute' FROM duly.console_sessions")
 
 
+async def test_a_page_that_asks_by_itself_keeps_no_session_alive(ada: httpx2.AsyncClient, dsn: str) -> None:
+    rows(dsn, "UPDATE duly.console_sessions SET seen_at = clock_timestamp() - interval '59 minutes'")
+    before = value(dsn, "SELECT seen_at FROM duly.console_sessions")
+    page = await ada.get("/console/processes", headers={"HX-Request": "true"})
+    assert (page.status_code, "hx-refresh" in page.headers) == (200, False)
+    assert value(dsn, "SELECT seen_at FROM duly.console_sessions") == before
+    rows(dsn, "UPDATE duly.console_sessions SET seen_at = clock_timestamp() - interval '61 minutes'")
+    page = await ada.get("/console/processes", headers={"HX-Request": "true"})
+    assert (page.status_code, page.headers["hx-refresh"]) == (401, "true")
+
+
 async def test_signing_out_ends_the_session_here_and_in_the_database(ada: httpx2.AsyncClient, dsn: str) -> None:
     id = ada.cookies["duly"]
     refused = await ada.post("/console/sign-out", data={"csrf": "wrong"})

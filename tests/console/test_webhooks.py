@@ -248,6 +248,49 @@ async def test_why_answers_for_a_delivery_and_a_subscription(db: Database) -> No
     assert not any("sesame" in one for one in (*delivery, *retrying, *subscription))
 
 
+async def test_a_program_finds_what_to_send_again_page_by_page(site: Site, dsn: str) -> None:
+    rows(dsn, MANY, {"id": DISABLED, "count": 120})
+    client, headers = await site.browser(), site.headers("ADMINISTRATOR")
+    seen: list[str] = []
+    query: dict[str, str] | None = {"status": "PERMANENTLY_FAILED"}
+    while query is not None:
+        answer = (await client.get(f"/v1/console/webhooks/{DISABLED}/deliveries", params=query, headers=headers)).json()
+        seen += [one["id"] for one in answer["items"]]
+        query = {"status": "PERMANENTLY_FAILED", **answer["next"]} if answer["next"] else None
+    assert len(seen) == len(set(seen)) == 120
+    two = (await client.get("/v1/console/webhooks?limit=1", headers=headers)).json()
+    rest = (await client.get("/v1/console/webhooks?limit=1", params=two["next"], headers=headers)).json()
+    assert {two["items"][0]["id"], rest["items"][0]["id"]} == {SUBSCRIPTION, DISABLED}
+
+
+async def test_a_program_of_an_operator_sees_hosts_and_no_contents(site: Site) -> None:
+    client = await site.browser()
+    for role, is_seen in (("ADMINISTRATOR", True), ("OPERATOR", False)):
+        for path, words in (("webhooks", "sesame"), (f"webhooks/{SUBSCRIPTION}", "sesame"),
+                            (f"webhooks/deliveries/{DELIVERY}", "X-Note")):  # fmt: skip
+            answer = await client.get(f"/v1/console/{path}", headers=site.headers(role))
+            assert answer.status_code == 200, answer.text
+            assert (words in answer.text) == is_seen, (role, path)
+    missing = await client.get(f"/v1/console/webhooks/deliveries/{EVENT}", headers=site.headers("OPERATOR"))
+    assert missing.status_code == 404
+
+
+async def test_why_is_said_in_words_and_without_contradiction(ada: httpx2.AsyncClient, dsn: str) -> None:
+    """What fails and is not left alone is tried one by one: it does not go at once."""
+    rows(dsn, "UPDATE duly.webhook_deliveries SET last_error = 'status', last_http_status = 502 WHERE finished_at "
+              "IS NOT NULL")  # fmt: skip
+    rows(dsn, "UPDATE duly.webhook_subscriptions SET open_until = NULL WHERE status = 'ACTIVE'")
+    page = said((await ada.get(f"/console/webhooks/{SUBSCRIPTION}")).text)
+    assert "It is ACTIVE, but fails." in page
+    assert "One delivery at a time is tried until one is taken." in page
+    assert "is sent at once" not in page
+    assert "no answer in time" in page
+    page = said((await ada.get(f"/console/webhooks/deliveries/{DELIVERY}")).text)
+    assert re.search(r"It is PERMANENTLY_FAILED since [^:]+:\d\d:\d\d UTC [^:]+: not a 2xx answer\.", page)
+    rows(dsn, "UPDATE duly.webhook_subscriptions SET failures = 0, failing_since = NULL WHERE status = 'ACTIVE'")
+    assert "what comes is sent at once" in (await ada.get(f"/console/webhooks/{SUBSCRIPTION}")).text
+
+
 async def test_an_open_circuit_is_closed_by_resuming_and_the_page_shows_real_attempts(
     site: Site, ada: httpx2.AsyncClient, db: Database, dsn: str, clock: BusinessClock
 ) -> None:

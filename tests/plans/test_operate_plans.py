@@ -156,6 +156,7 @@ PARTITIONS = 32  # the newest of a name is looked for in each of them
 QUEUE = {"names": NAMES, "since": None, "until": None, "after_at": None, "after_id": None, "status": None, "limit": 51}
 RUNS = {"since": None, "until": None, "before_at": None, "before_id": None, "outcome": None, "limit": 51, "scan": 51}
 DEAD = {"before_at": None, "before_id": None, "error_kind": None, "limit": 51, "scan": 51}
+FOUND = {"before": None, "scan": 5_000, "limit": 51}
 CONSOLE: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "the queue by due time": (console_sql.LIST_QUEUE, QUEUE | {"scan": 51}, 5 * 4 * 51),
     "running jobs": (console_sql.LIST_QUEUE, QUEUE | {"scan": 100, "status": "Running"}, 5 * 4 * 100),
@@ -197,6 +198,13 @@ CONSOLE: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "pending events": (console_sql.LIST_PENDING, {"before": None, "limit": 51}, 1_000),
     "failed ones": (console_sql.LIST_FAILED, {"before": None, "limit": 51}, 200),
     "published ones": (console_sql.LIST_PUBLISHED, {"before": None, "limit": 51}, 51 + 31),
+    "the record by who": (console_sql.SEARCH_AUDIT, FOUND | {"actor": "nobody", "action": None}, 2 * 5_000),
+    "the record of a subject by what": (
+        console_sql.SEARCH_AUDIT_OF_SUBJECT,
+        FOUND | {"actor": None, "action": "discarded", "subject": "job:7"},
+        10,
+    ),
+    "how far the record was searched": (console_sql.FIND_AUDIT_REACHED, {"before": None, "scan": 5_000}, 5_000),
 }
 
 

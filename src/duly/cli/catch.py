@@ -8,6 +8,7 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -126,23 +127,29 @@ def catch(
     status: Annotated[int, typer.Option(min=200, max=599, help="Answer with this status.")] = 200,
     stall: Annotated[float, typer.Option(min=0, max=MOST_STALL_SECONDS, help="Seconds before an answer.")] = 0.0,
     refuse: Annotated[bool, typer.Option("--refuse", help="Answer 410 Gone.")] = False,
+    headers: Annotated[bool, typer.Option("--headers", help="Show the headers, too.")] = False,
 ) -> None:
     """Show every webhook that arrives, and whether its signature is right."""
     settings = begin(port=port, log_level="warning")
-    catcher = Catcher(secrets=secret or [], manner=Manner(status, stall, refuse), show=_print)
+    show = partial(_print, with_headers=headers)
+    catcher = Catcher(secrets=secret or [], manner=Manner(status, stall, refuse), show=show)
     with bind(settings) as listener:
         host, taken = listener.getsockname()[:2]
         typer.echo(f"listening on http://{host}:{taken}/, answering {catcher.manner.answer}; Ctrl-C stops it")
         run_async(_serve(catcher, settings, listener))
 
 
-def _print(caught: Caught) -> None:
+def _print(caught: Caught, *, with_headers: bool) -> None:
     typer.echo(caught.words)
+    for name, value in caught.headers.items() if with_headers else ():
+        typer.echo(f"    {printable(f'{name}: {value}')}")
     try:
         shown = json.dumps(json.loads(caught.body), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         shown = caught.body.decode("utf-8", "replace")
     typer.echo("\n".join(f"    {printable(line)}" for line in shown[:SHOWN_CHARACTERS].splitlines()))
+    if len(shown) > SHOWN_CHARACTERS:
+        typer.echo(f"    ... and {len(shown) - SHOWN_CHARACTERS} characters more")
 
 
 async def _serve(catcher: Catcher, settings: Settings, listener: socket.socket) -> None:

@@ -33,6 +33,8 @@ from duly.operate.why import why
 from duly.schedules import edit as schedules
 from duly.schedules.cron import Cron
 from duly.schedules.edit import ScheduleRow
+from duly.webhooks import deliveries, subscriptions
+from duly.webhooks.look import host_of
 
 PREFIX = "/v1/console"
 Administrator = Annotated[Principal, Depends(Require(SCOPE, ADMINISTRATOR))]
@@ -42,7 +44,7 @@ Word = Annotated[str | None, Query(min_length=1, max_length=TEXT_LIMIT)]
 Name = Annotated[str, Path(min_length=1, max_length=TEXT_LIMIT)]
 RowId = Annotated[int, Path(ge=1, le=LARGEST_ID)]
 AfterId = Annotated[int | None, Query(ge=0, le=LARGEST_ID)]
-_IDS = frozenset({"id", "job_id", "seq"})  # bigints: as numbers they would lose digits in a browser
+_IDS = frozenset({"id", "job_id", "seq", "number"})  # bigints: as numbers they would lose digits in a browser
 
 
 class Done(BaseModel):
@@ -86,6 +88,7 @@ def _create_api_router(_actions: tuple[int, ...]) -> Router:
         _add_action(router, action)
     _add_lists(router)
     _add_schedules(router)
+    _add_webhooks(router)
     _add_looks(router)
     return router
 
@@ -197,6 +200,38 @@ def _add_schedules(router: Router) -> None:
         return _schedule(await schedules.get_schedule(tx, name), caller)
 
 
+def _add_webhooks(router: Router) -> None:
+    @router.get("/webhooks", summary="Everybody's webhook subscriptions, the newest first.")
+    async def list_webhooks(tx: RequestTx, caller: Reader, before: UUID | None = None, limit: Limit = 50) -> Items:
+        await fetch(tx, BEGIN_READING)
+        found = await subscriptions.list_subscriptions(tx, before=before, limit=limit)
+        following = {"before": str(found[-1].id)} if len(found) == limit else None
+        return Items(items=[_subscription(one, caller) for one in found], next=following)
+
+    @router.get("/webhooks/{id}", summary="One subscription, and why something is sent to it now, or is not.")
+    async def get_webhook(id: UUID, tx: RequestTx, caller: Reader) -> One:
+        await fetch(tx, BEGIN_READING)
+        found = await subscriptions.find_subscription(tx, id)
+        sentences = await _why(tx, f"webhook_subscription:{id}", caller)
+        return {"subscription": _subscription(found, caller), "why": sentences}
+
+    @router.get("/webhooks/{id}/deliveries", summary="Its deliveries, the newest first.")
+    async def list_deliveries(
+        id: UUID, tx: RequestTx, _: Reader, status: Word = None, before: AfterId = None, limit: Limit = 50
+    ) -> Items:
+        await fetch(tx, BEGIN_READING)
+        found = await deliveries.list_deliveries(tx, subscription_id=id, status=status, before=before, limit=limit)
+        return _page(found, limit, lambda last: {"before": str(last.number)})
+
+    @router.get("/webhooks/deliveries/{id}", summary="One delivery with its attempts, the newest first.")
+    async def get_delivery(id: UUID, tx: RequestTx, caller: Reader) -> One:
+        await fetch(tx, BEGIN_READING)
+        found = await deliveries.find_delivery(tx, id)
+        tried = [_attempt(one, caller) for one in found.attempts]
+        sentences = await _why(tx, f"webhook_delivery:{id}", caller)
+        return {"delivery": plain(found.delivery), "attempts": tried, "why": sentences}
+
+
 def _add_looks(router: Router) -> None:
     @router.get("/status", summary="What waits, runs, failed and is late, and who is alive.")
     async def read_status(tx: RequestTx, _: Reader) -> One:
@@ -238,6 +273,19 @@ def _schedule(row: ScheduleRow, caller: Principal) -> One:
     if ADMINISTRATOR not in caller.roles:
         del facts["payload"]
     return facts
+
+
+def _subscription(one: subscriptions.Subscription, caller: Principal) -> One:
+    """One of them; where it goes beyond the host may be a secret, and is for administrators."""
+    facts = dict(plain(one))
+    return facts if ADMINISTRATOR in caller.roles else facts | {"url": host_of(one.url)}
+
+
+def _attempt(one: deliveries.Attempt, caller: Principal) -> One:
+    """One of them; what was sent and answered is for administrators."""
+    facts = dict(plain(one))
+    hidden = set() if ADMINISTRATOR in caller.roles else {"request_headers", "response_headers", "response_excerpt"}
+    return {name: value for name, value in facts.items() if name not in hidden}
 
 
 def _page(found: Sequence[Any], limit: int, after: Any) -> Items:

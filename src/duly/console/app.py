@@ -24,22 +24,26 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from duly.app import Duly, Section
 from duly.auth.strict_json import parse_object
 from duly.auth.tokens import Verifier
+from duly.console import sql
 from duly.console.live import Live
 from duly.console.rights import Entry, Rights
 from duly.console.rollup import Rollup
-from duly.console.routes import MOUNT
+from duly.console.routes import MOUNT, address_of, is_by_itself
 from duly.console.sessions import Session, find_session
 from duly.console.sign_in import SignIn
 from duly.console.words import FILTERS
 from duly.db import Database, Statement, Tx, fetch, is_disconnect, sqlstate
+from duly.operate.status import ALIVE_SECONDS
 from duly.settings import Settings
-from duly.webhooks.look import host_of
+from duly.webhooks.look import host_of, say_failure
 
 log = structlog.get_logger("duly.console")
 QUERY_CANCELED = "57014"
 READ_SECONDS = 10.0
 NOTICE_SECONDS = 30
 NOTICE_LIMIT = 2_000
+ZONES_LIMIT = 1_000
+NAMES_LIMIT = 200
 HERE = Path(__file__).parent
 THEMES = ("auto", "light", "dark")
 HEADERS = {
@@ -72,6 +76,14 @@ class Look:
     async def rows(self, statement: Statement, **values: Any) -> list[Any]:
         """Rows of one statement."""
         return list(await fetch(self.tx, statement, **values))
+
+    async def names(self) -> list[str]:
+        """The job names that live workers know: what a filter suggests."""
+        return [row[0] for row in await self.rows(sql.LIST_KNOWN_NAMES, alive_seconds=ALIVE_SECONDS, limit=NAMES_LIMIT)]
+
+    async def zones(self) -> dict[str, str]:
+        """In which zone the times of a job name are shown, if not in UTC."""
+        return {row.name: row.timezone for row in await self.rows(sql.LIST_ZONES, limit=ZONES_LIMIT)}
 
 
 ENTRIES = (
@@ -115,7 +127,8 @@ class Console:
 
     async def find_session(self, request: Request) -> Session | None:
         """Who this browser is signed in as."""
-        return await find_session(self.db, request.cookies.get(self.cookie_name(request), ""))
+        id = request.cookies.get(self.cookie_name(request), "")
+        return await find_session(self.db, id, is_seen=not is_by_itself(request))
 
     def is_secure(self, request: Request) -> bool:
         """Whether cookies are for TLS only: always in production."""
@@ -152,7 +165,7 @@ class Console:
         values.setdefault("now", None)
         body = self.templates.get_template(template).render(
             session=session, theme=theme if theme in THEMES else "auto", notice=notice, path=request.scope["path"],
-            query=request.scope["query_string"].decode("latin-1"), **values,
+            address=address_of(request), **values,
         )  # fmt: skip
         response = HTMLResponse(body, status_code=status, headers=HEADERS)
         if notice:
@@ -184,11 +197,11 @@ class Console:
             lstrip_blocks=True,
         )
         made.filters.update(FILTERS)
-        made.filters.update(quoted=lambda text: quote(str(text), safe=""), host=host_of)
+        made.filters.update(quoted=lambda text: quote(str(text), safe=""), host=host_of, failure=say_failure)
         made.globals.update(
             mount=MOUNT, entries=ENTRIES, groups=self.rights.groups, find_action=self.rights.find_action,
-            may_do=self.rights.may_do, sees=self.rights.sees, home=self.rights.home, asset=self._asset, link=link,
-            once=lambda: token_urlsafe(16),
+            may_do=self.rights.may_do, asks_first=self.rights.asks_first, sees=self.rights.sees, home=self.rights.home,
+            asset=self._asset, link=link, once=lambda: token_urlsafe(16),
         )  # fmt: skip
         return made
 

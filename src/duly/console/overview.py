@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ROWS_BUDGET = 20_000  # how many rows of the queue are counted for one look, over all names
 FRONT = 200
 SHOWN = 5
+ALERTS_SHOWN = 50
 LAG_SECONDS = 60.0
 QUEUE_LAG_SECONDS = 300.0
 SAID_ELSEWHERE = ("dead_letter", "event_failed", "schedule_broken", "webhook_failed", "webhook_disabled")
@@ -92,6 +93,11 @@ class Pulse:
         )
 
     @property
+    def open_alerts(self) -> Count:
+        """How many alerts are open."""
+        return Count.of(len(self.alerts), cap=ALERTS_SHOWN)
+
+    @property
     def oldest_seconds(self) -> float | None:
         """How long the longest-waiting job has been due."""
         return max((queue.oldest_seconds for queue in self.queues if queue.oldest_seconds is not None), default=None)
@@ -114,7 +120,7 @@ async def read_pulse(look: Look) -> Pulse:
         held=Count.of(held),
         failed=Count.of(failed),
         lag_seconds=lag,
-        alerts=await list_alerts(look.tx, limit=50),
+        alerts=await list_alerts(look.tx, limit=ALERTS_SHOWN + 1),
         processes=await list_processes(look.tx),
         late=[row.name for row in late if not row.is_broken],
         broken=[row.name for row in late if row.is_broken],
@@ -181,7 +187,10 @@ def _job_troubles(pulse: Pulse) -> list[Trouble]:
     if pulse.dead.number:
         worst = max(pulse.dead_letters, key=lambda name: pulse.dead_letters[name].number)
         cause = f"They failed for good; most are of {worst}. Retry them once the cause is gone, or discard them."
-        said = f"{pulse.dead} {'dead letter waits' if str(pulse.dead) == '1' else 'dead letters wait'} for a decision."
+        said = f"{pulse.dead} dead letters wait for a decision."
+        if str(pulse.dead) == "1":
+            cause = f"A job of {worst} failed for good. Retry it once the cause is gone, or discard it."
+            said = "1 dead letter waits for a decision."
         found.append(Trouble("bad", said, cause, "/dead-letters", "Decide"))
     if pulse.total("expired").number:
         number = pulse.total("expired")
@@ -261,7 +270,8 @@ def _alert_troubles(pulse: Pulse) -> list[Trouble]:
     others = [alert for alert in pulse.alerts if alert.kind not in SAID_ELSEWHERE]
     if not others:
         return []
-    said = _count(len(others), "alert is", "alerts are") + " open."
+    number = Count(min(len(others), ALERTS_SHOWN), pulse.open_alerts.more)
+    said = f"{number} {'alert is' if str(number) == '1' else 'alerts are'} open."
     return [Trouble("warn", said, words_of(others[0].message), "/alerts", "Alerts")]
 
 

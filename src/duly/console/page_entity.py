@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from duly.console.app import Look
 
 
+SIMILAR = 20
 KINDS = ("job", "event", "schedule", "webhook_subscription", "webhook_delivery")
 
 
@@ -47,11 +48,12 @@ async def search(request: Request) -> Response:
     """A job's number, the id of an event, run or webhook, a schedule, a job name, an entity: the page it is about."""
     asked = Query(request).text("q")
     if asked is None:
-        return show(request, "search.html", asked=None)
+        return show(request, "search.html", asked=None, similar=[])
     async with read(request) as look:
         found = await _find(look, asked, signed_in(request).roles)
+        similar = [name for name in await look.names() if asked.lower() in name.lower()] if found is None else []
     if found is None:
-        return show(request, "search.html", status=404, asked=asked)
+        return show(request, "search.html", status=404, asked=asked, similar=similar[:SIMILAR])
     return RedirectResponse(found, status_code=303, headers={"Cache-Control": "no-store"})
 
 

@@ -45,13 +45,15 @@ async def history(request: Request) -> Response:
     since, until = query.moment("since"), query.moment("until")
     async with read(request) as look:
         found = await _runs(look, query, since=since, until=until, **filters)
+        known, zones = await look.names(), await look.zones()
     after = None
     if len(found) > PAGE:
         found = found[:PAGE]
         after = f"{found[-1].completed_at.isoformat()}_{found[-1].execution_id}"
     return show(
         request, "history.html", now=look.now, runs=found, filters=filters, since=query.text("since"),
-        until=query.text("until"), after=after, outcomes=OUTCOMES, is_first=query.after() is None,
+        until=query.text("until"), after=after, outcomes=OUTCOMES, is_first=query.after() is None, zones=zones,
+        known=known,
     )  # fmt: skip
 
 
@@ -106,6 +108,7 @@ async def dead_letters(request: Request) -> Response:
     async with read(request) as look:
         groups = [] if is_filtered else await group_dead_letters(look.tx)
         found = await _letters(look, query, **filters)
+        known, zones = await look.names(), await look.zones()
         count = None
         if filters["name"] and not filters["entity"]:
             count = await count_dead_letters(look.tx, name=filters["name"], error_kind=filters["kind"])
@@ -115,7 +118,8 @@ async def dead_letters(request: Request) -> Response:
         after = f"{found[-1].buried_at.isoformat()}_{found[-1].id}"
     return show(
         request, "dead_letters.html", now=look.now, kinds=groups, letters=found, filters=filters, after=after,
-        is_filtered=is_filtered, count=count, is_first=query.after() is None,
+        is_filtered=is_filtered, count=count, is_first=query.after() is None, zones=zones,
+        known=known,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -14,14 +15,14 @@ from duly.console.overview import Queue, read_pulse
 from duly.console.record import read_audit
 from duly.console.routes import BadQuery, Pages, Query, read, read_moment, read_number, show, signed_in
 from duly.errors import NotFound
-from duly.ids import parse_uuid
 from duly.operate import sql as operate_sql
 from duly.operate.arguments import LARGEST_ID
 from duly.operate.counts import Count
 from duly.operate.dead_letters import find_dead_letter
 from duly.operate.jobs import STATUSES, Execution, QueuedJob, find_job, list_executions, list_jobs
-from duly.operate.status import ALIVE_SECONDS
 from duly.operate.why import why
+from duly.operate.why_look import start
+from duly.operate.why_name import why_name
 from duly.schedules.edit import ScheduleRow, get_schedule, list_schedules
 
 if TYPE_CHECKING:
@@ -69,11 +70,12 @@ async def jobs(request: Request) -> Response:
     async with read(request) as look:
         names = [] if is_filtered else await _names(look, console)
         found, after = await _list(look, query, since=since, until=until, **filters)
-        zones = {row.name: row.timezone for row in await list_schedules(look.tx)}
+        known, zones = await look.names(), await look.zones()
+        sentences = await why_name(await start(look.tx), filters["name"]) if filters["name"] else []
     return show(
         request, "jobs.html", now=look.now, names=names, jobs=found, after=after, filters=filters, zones=zones,
         since=query.text("since"), until=query.text("until"), is_filtered=is_filtered, statuses=STATUSES,
-        limit=NAMES_LIMIT,
+        limit=NAMES_LIMIT, known=known, sentences=sentences,
     )  # fmt: skip
 
 
@@ -82,7 +84,7 @@ async def _names(look: Look, console: Console) -> list[Named]:
     pulse = await read_pulse(look)
     schedules = {row.name: row for row in await list_schedules(look.tx, limit=NAMES_LIMIT)}
     queues = {queue.name: queue for queue in pulse.queues[:NAMES_LIMIT]}
-    known = [row[0] for row in await look.rows(sql.LIST_KNOWN_NAMES, alive_seconds=ALIVE_SECONDS, limit=NAMES_LIMIT)]
+    known = await look.names()
     names = sorted({*schedules, *queues, *known, *list(pulse.dead_letters)[:NAMES_LIMIT]})[: 2 * NAMES_LIMIT]
     last = {row.name: row for row in await look.rows(sql.LIST_LAST_RUNS, names=names)}
     points = console.rollup.points(look.now)
@@ -148,10 +150,11 @@ async def job(request: Request, id: int) -> Response:
             raise NotFound(f"no job has the number {id}; history older than the retention is dropped")
         sentences = await why(look.tx, f"job:{id}", roles=signed_in(request).roles)
         payload = await look.rows(sql.FIND_PAYLOAD, id=id) if signed_in(request).may_act else []
-        zone = await _zone(look, found.name) if found is not None else "UTC"
+        schedule = await _schedule(look, found.name) if found is not None else None
     return show(
         request, "job.html", now=look.now, id=id, queued=queued, dead=dead, found=found, runs=runs, audit=audit,
-        sentences=sentences, payload=payload[0][0] if payload else None, zone=zone,
+        sentences=sentences, payload=payload[0][0] if payload else None, schedule=schedule, zone=_zone(schedule),
+        is_moving=queued is not None and (queued.status != "Pending" or _is_due(queued, look.now)),
     )  # fmt: skip
 
 
@@ -164,19 +167,22 @@ async def run(request: Request, id: int, execution_id: UUID) -> Response:
         if not rows:
             raise NotFound("there is no such run; history older than the retention is dropped")
         found = Execution(*rows[0])
-        zone = await _zone(look, found.name)
-    return show(request, "run.html", now=look.now, run=found, zone=zone)
+        dead = await find_dead_letter(look.tx, id)
+        schedule = await _schedule(look, found.name)
+    return show(request, "run.html", now=look.now, run=found, dead=dead, schedule=schedule, zone=_zone(schedule))
 
 
-async def _zone(look: Look, name: str) -> str:
-    """The zone of the schedule of this name, if there is one."""
+async def _schedule(look: Look, name: str) -> ScheduleRow | None:
+    """The schedule of this name, if there is one."""
     try:
-        return (await get_schedule(look.tx, name)).timezone
+        return await get_schedule(look.tx, name)
     except NotFound:
-        return "UTC"
+        return None
 
 
-def is_execution_id(text: str) -> bool:
-    """Whether a text could name a run."""
-    id = parse_uuid(text)
-    return id is not None and id.version == 7
+def _is_due(job: QueuedJob, now: datetime) -> bool:
+    return job.run_at is not None and job.run_at <= now
+
+
+def _zone(schedule: ScheduleRow | None) -> str:
+    return "UTC" if schedule is None else schedule.timezone

@@ -10,10 +10,12 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from duly.console import sql
+from duly.console.forms import Wrong
 from duly.console.record import read_audit
-from duly.console.routes import Pages, Query, read, show
+from duly.console.routes import Pages, Query, read, show, signed_in
 from duly.errors import Invalid, NotFound
 from duly.operate.jobs import list_executions
+from duly.operate.why import why
 from duly.schedules.cron import Cron, Occurrence
 from duly.schedules.edit import ScheduleRow, get_schedule, list_schedules
 from duly.schedules.misfire import MISFIRES
@@ -52,6 +54,8 @@ def register(pages: Pages) -> None:
     pages.get("/schedules/new")(new_schedule)
     pages.get("/schedules/{name}")(schedule)
     pages.get("/schedules/{name}/edit")(edit_schedule)
+    pages.form("schedules.add")(refused_schedule)
+    pages.form("schedules.edit")(refused_edit)
 
 
 async def schedules(request: Request) -> Response:
@@ -71,8 +75,9 @@ async def schedule(request: Request, name: str) -> Response:
         row = await get_schedule(look.tx, name)
         runs = await list_executions(look.tx, name=name, limit=20)
         audit = await read_audit(request, look, subject=f"schedule:{name}", limit=50)
+        sentences = await why(look.tx, f"schedule:{name}", roles=signed_in(request).roles)
     return show(
-        request, "schedule.html", now=look.now, schedule=row, runs=runs, audit=audit,
+        request, "schedule.html", now=look.now, schedule=row, runs=runs, audit=audit, sentences=sentences,
         preview=preview(_values(row), look.now),
     )  # fmt: skip
 
@@ -82,7 +87,7 @@ async def new_schedule(request: Request) -> Response:
     query = Query(request)
     values = {name: query.text(name, longest=20_000) or DEFAULTS[name] for name in FIELDS}
     async with read(request) as look:
-        known = [row[0] for row in await look.rows(sql.LIST_KNOWN_NAMES, alive_seconds=30.0, limit=200)]
+        known = await look.names()
     return _editor(request, values, look.now, row=None, known=known)
 
 
@@ -96,12 +101,35 @@ async def edit_schedule(request: Request, name: str) -> Response:
     return _editor(request, values, look.now, row=row, known=[])
 
 
+async def refused_schedule(request: Request, wrong: Wrong) -> Response:
+    """The editor with what was typed, and what is wrong with it."""
+    async with read(request) as look:
+        known = await look.names()
+    values = {name: wrong.given.get(name, DEFAULTS[name]) for name in FIELDS}
+    return _editor(request, values, look.now, row=None, known=known, wrong=wrong)
+
+
+async def refused_edit(request: Request, wrong: Wrong) -> Response:
+    """The same for one that is there, as the version that was edited: what somebody else changed is not undone."""
+    async with read(request) as look:
+        row = await get_schedule(look.tx, wrong.given.get("name", ""))
+    values = _values(row) | {name: wrong.given[name] for name in FIELDS[1:] if name in wrong.given}
+    return _editor(request, values, look.now, row=row, known=[], wrong=wrong)
+
+
 def _editor(
-    request: Request, values: dict[str, str], now: datetime, *, row: ScheduleRow | None, known: list[str]
+    request: Request,
+    values: dict[str, str],
+    now: datetime,
+    *,
+    row: ScheduleRow | None,
+    known: list[str],
+    wrong: Wrong | None = None,
 ) -> Response:
     return show(
         request, "schedule_edit.html", now=now, values=values, schedule=row, preview=preview(values, now),
-        misfires=MISFIRES, meanings=MEANINGS, known=known, before=_values(row) if row else None,
+        misfires=MISFIRES, meanings=MEANINGS, known=known, before=_values(row) if row else None, wrong=wrong,
+        status=wrong.status if wrong else 200,
     )  # fmt: skip
 
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from fastapi import Request
 from fastapi.responses import Response
 
 from duly.console import sql
-from duly.console.record import read_audit
+from duly.console.record import for_viewer, read_audit
 from duly.console.routes import Pages, Query, read, show
 from duly.operate.alerts import list_alerts
+from duly.operate.audit import AuditEntry
 from duly.operate.status import ALIVE_SECONDS, PROCESSES_LIMIT
 
+if TYPE_CHECKING:
+    from duly.console.app import Look
+
 PAGE = 50
+ALERTS_LIMIT = 200
+AUDIT_SCAN = 5_000
 
 
 def register(pages: Pages) -> None:
@@ -24,21 +32,46 @@ def register(pages: Pages) -> None:
 async def audit(request: Request) -> Response:
     """Every action: who, what, before, after, and why."""
     query = Query(request)
-    subject, after = query.text("subject"), query.number("after")
+    filters = {"who": query.text("who"), "what": query.text("what"), "subject": query.text("subject")}
+    after = query.number("after")
     async with read(request) as look:
-        found = await read_audit(request, look, subject=subject, before=after, limit=PAGE + 1)
-    more = found[PAGE - 1].id if len(found) > PAGE else None
+        if filters["who"] or filters["what"]:
+            found, reached = await _search_audit(look, after, **filters)
+            found = for_viewer(request, found)
+        else:
+            found = await read_audit(request, look, subject=filters["subject"], before=after, limit=PAGE + 1)
+            reached = None
+    more = found[PAGE - 1].id if len(found) > PAGE else reached
     return show(
-        request, "audit.html", now=look.now, entries_=found[:PAGE], subject=subject, after=more, is_first=after is None
-    )
+        request, "audit.html", now=look.now, entries_=found[:PAGE], filters=filters, after=more,
+        is_first=after is None, is_filtered=any(filters.values()),
+        has_looked=len(found) <= PAGE and reached is not None,
+    )  # fmt: skip
+
+
+async def _search_audit(
+    look: Look, before: int | None, *, who: str | None, what: str | None, subject: str | None
+) -> tuple[list[AuditEntry], int | None]:
+    """What fits, and how far was looked, if there is more to look through."""
+    values: dict[str, Any] = {"before": before, "scan": AUDIT_SCAN}
+    listing, reached = sql.SEARCH_AUDIT, sql.FIND_AUDIT_REACHED
+    if subject is not None:
+        listing, reached = sql.SEARCH_AUDIT_OF_SUBJECT, sql.FIND_AUDIT_OF_SUBJECT_REACHED
+        values["subject"] = subject
+    rows = await look.rows(listing, **values, actor=who, action=what, limit=PAGE + 1)
+    ended = await look.rows(reached, **values) if len(rows) <= PAGE else []
+    return [AuditEntry(*row) for row in rows], ended[0][0] if ended else None
 
 
 async def alerts(request: Request) -> Response:
     """What is open; with ``all`` what was resolved, too."""
     everything = Query(request).text("all") is not None
     async with read(request) as look:
-        found = await list_alerts(look.tx, open_only=not everything, limit=200)
-    return show(request, "alerts.html", now=look.now, alerts=found, everything=everything)
+        found = await list_alerts(look.tx, open_only=not everything, limit=ALERTS_LIMIT + 1)
+    return show(
+        request, "alerts.html", now=look.now, alerts=found[:ALERTS_LIMIT], everything=everything,
+        are_all=len(found) <= ALERTS_LIMIT,
+    )  # fmt: skip
 
 
 async def processes(request: Request) -> Response:

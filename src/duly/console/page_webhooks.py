@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -9,9 +10,11 @@ from uuid import UUID
 from fastapi import Request
 from fastapi.responses import Response
 
+from duly.console.forms import Wrong
 from duly.console.record import read_audit
 from duly.console.routes import Pages, Query, read, show, signed_in
 from duly.errors import Forbidden, NotFound
+from duly.ids import parse_uuid
 from duly.webhooks.actions import OPERATOR
 from duly.webhooks.deliveries import STATUSES, TEST_TYPE, Delivery, count_deliveries, find_delivery, list_deliveries
 from duly.webhooks.look import (
@@ -24,13 +27,16 @@ from duly.webhooks.look import (
     say_standing,
 )
 from duly.webhooks.model import FINISHED, MOST_TRIES
-from duly.webhooks.subscriptions import find_subscription, list_subscriptions
+from duly.webhooks.subscriptions import Subscription, find_subscription, list_subscriptions
 
 if TYPE_CHECKING:
     from duly.console.app import Look
 
 PAGE = 50
 ATTEMPTS_LIMIT = 50
+DEFAULTS = {
+    "url": "", "events": "", "description": "", "max_in_flight": "5", "timeout_seconds": "15", "owner": OPERATOR,
+}  # fmt: skip
 
 
 def register(pages: Pages) -> None:
@@ -40,6 +46,8 @@ def register(pages: Pages) -> None:
     pages.get("/webhooks/deliveries/{id}")(delivery)
     pages.get("/webhooks/{id}")(webhook)
     pages.get("/webhooks/{id}/edit")(edit_webhook)
+    pages.form("webhooks.add")(refused_webhook)
+    pages.form("webhooks.edit")(refused_edit)
 
 
 async def webhooks(request: Request) -> Response:
@@ -59,7 +67,7 @@ async def webhooks(request: Request) -> Response:
 async def new_webhook(request: Request) -> Response:
     """The form for a new one."""
     _check_may_act(request)
-    return show(request, "webhook_edit.html", subscription=None, owner=OPERATOR)
+    return _editor(request, None, DEFAULTS)
 
 
 async def edit_webhook(request: Request, id: UUID) -> Response:
@@ -67,7 +75,37 @@ async def edit_webhook(request: Request, id: UUID) -> Response:
     _check_may_act(request)
     async with read(request) as look:
         found = await find_subscription(look.tx, id)
-    return show(request, "webhook_edit.html", now=look.now, subscription=found, owner=found.owner)
+    return _editor(request, found, _values(found))
+
+
+async def refused_webhook(request: Request, wrong: Wrong) -> Response:
+    """The form with what was typed, but for the secret, and what is wrong with it."""
+    return _editor(request, None, DEFAULTS, wrong)
+
+
+async def refused_edit(request: Request, wrong: Wrong) -> Response:
+    """The same for one that is there, as the version that was edited: what somebody else changed is not undone."""
+    async with read(request) as look:
+        id = parse_uuid(wrong.given.get("id", ""))
+        found = await find_any(look.tx, id) if id is not None else None
+    if found is None:
+        raise NotFound("no webhook subscription has this id")
+    return _editor(request, found, _values(found), wrong)
+
+
+def _editor(
+    request: Request, found: Subscription | None, values: Mapping[str, str], wrong: Wrong | None = None
+) -> Response:
+    given = {name: wrong.given.get(name, value) if wrong else value for name, value in values.items()}
+    status = wrong.status if wrong else 200
+    return show(request, "webhook_edit.html", subscription=found, values=given, wrong=wrong, status=status)
+
+
+def _values(one: Subscription) -> dict[str, str]:
+    return {
+        "url": one.url, "events": "\n".join(one.patterns), "description": one.description,
+        "max_in_flight": str(one.max_in_flight), "timeout_seconds": str(one.timeout_seconds),
+    }  # fmt: skip
 
 
 async def webhook(request: Request, id: UUID) -> Response:

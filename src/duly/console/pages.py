@@ -34,6 +34,7 @@ def create_pages(console: Console) -> Pages:
         page_webhooks, page_actions,
     ):  # fmt: skip
         family.register(pages)
+    console.rights.add_forms(pages.forms)
     for section in console.sections:
         pages.include_router(section.router, prefix=f"/{section.name}")
 

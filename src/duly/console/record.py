@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
@@ -36,7 +36,11 @@ async def read_audit(
     request: Request, look: Look, *, subject: str | None = None, before: int | None = None, limit: int
 ) -> list[AuditEntry]:
     """One page of it, the newest first; who may act in the section that asks sees all of what it wrote down."""
-    found = await list_audit(look.tx, subject=subject, before=before, limit=limit)
+    return for_viewer(request, await list_audit(look.tx, subject=subject, before=before, limit=limit))
+
+
+def for_viewer(request: Request, found: Sequence[AuditEntry]) -> list[AuditEntry]:
+    """The same for whoever asks."""
     session = signed_in(request)
     is_open = session.may_act or may_act(request)
     return [seen_by(entry, session.roles, is_open=is_open) for entry in found]

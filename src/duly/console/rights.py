@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from duly.app import Section
@@ -50,9 +50,17 @@ class Rights:
         """A section's action, or one of the engine's."""
         return self._actions.get(name) or find_action(name)
 
+    def asks_first(self, name: str) -> bool:
+        """Whether its button leads to a page that asks why. A section does what can be undone at once."""
+        return self.find_action(name).is_destructive or not self.is_of_section(name)
+
     def is_of_section(self, name: str) -> bool:
         """Whether this is an action of a section."""
         return name in self._owners
+
+    def add_forms(self, forms: Mapping[str, FormPage]) -> None:
+        """The pages that have the forms of the engine's own actions."""
+        self._forms = {**forms, **self._forms}
 
     def find_form(self, name: str) -> FormPage | None:
         """The page that shows the form of an action again, with what is wrong."""

@@ -18,6 +18,7 @@ from fastapi.routing import APIRoute
 
 from duly.console.forms import Wrong
 from duly.console.sessions import Session
+from duly.console.sign_in import local_path
 from duly.errors import DulyError, Forbidden, Invalid, Malformed, NotFound, TooLarge, Unauthenticated
 from duly.http.problems import database_facts, translate
 from duly.ids import parse_uuid
@@ -214,21 +215,43 @@ def show_error(request: Request, error: DulyError) -> Response:
     status = 400 if type(error) is Invalid and request.method == "GET" else error.status
     if status == 500:
         raise error
-    response = show(request, "message.html", status=status, title=TITLES.get(status, "Refused"), sentence=str(error))
+    response = show(
+        request, "message.html", status=status, title=TITLES.get(status, "Refused"), sentence=str(error),
+        back=_came_from(request),
+    )  # fmt: skip
     for name, value in error.headers.items():
         if name == "Retry-After":
             response.headers[name] = value
     return response
 
 
+def _came_from(request: Request) -> str | None:
+    """The page whose form was refused, if it says so."""
+    given = getattr(request.state, "form", {}).get("return_to", "")
+    return local_path(given) if given else None
+
+
 def _ask_to_sign_in(request: Request) -> Response:
     """A page is asked for again after signing in; what a form said is lost, and that is said."""
-    if request.method in UNSAFE or request.headers.get("hx-request"):
-        return show_error(request, Unauthenticated("your session has ended: sign in, and do it again"))
-    wanted = quote(request.scope["path"] + _query(request), safe="")
+    if request.method in UNSAFE or is_by_itself(request):
+        response = show_error(request, Unauthenticated("your session has ended: sign in, and do it again"))
+        if request.method not in UNSAFE:
+            response.headers["HX-Refresh"] = "true"  # the page is loaded anew, and leads to signing in
+        return response
+    wanted = quote(address_of(request), safe="")
     return RedirectResponse(
         f"{MOUNT}/sign-in?return_to={wanted}", status_code=302, headers={"Cache-Control": "no-store"}
     )
+
+
+def is_by_itself(request: Request) -> bool:
+    """Whether a page asked for a part of itself: nobody has to sit before it for that."""
+    return "hx-request" in request.headers
+
+
+def address_of(request: Request) -> str:
+    """The page that was asked for, with its filters."""
+    return str(request.scope["path"]) + _query(request)
 
 
 def _query(request: Request) -> str:

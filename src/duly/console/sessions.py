@@ -89,8 +89,11 @@ async def create_session(db: Database, *, subject: str, name: str, roles: Iterab
     return id
 
 
-async def find_session(db: Database, id: str) -> Session | None:
-    """The session of a browser, unless it has ended, was revoked, or was left alone for too long."""
+async def find_session(db: Database, id: str, *, is_seen: bool = True) -> Session | None:
+    """The session of a browser, unless it has ended, was revoked, or was left alone for too long.
+
+    A page that asks by itself is no sign of a person: then nobody ``is_seen``.
+    """
     if not 0 < len(id) <= ID_LIMIT:
         return None
     id_hash = hash_id(id)
@@ -99,7 +102,7 @@ async def find_session(db: Database, id: str) -> Session | None:
         if not rows:
             return None
         subject, name, roles, is_stale = rows[0]
-        if is_stale:
+        if is_stale and is_seen:
             await fetch(tx, TOUCH_SESSION, id_hash=id_hash)
     return Session(id_hash, subject, name, frozenset(roles), _csrf(id))
 

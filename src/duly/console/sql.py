@@ -193,7 +193,31 @@ SELECT name, patterns, ordered, enabled, via, registered_at FROM duly.consumers 
 
 # ------------------------------------------------------------------------------------------------- schedules, processes
 
+# Of the names that have a schedule elsewhere than in UTC.
+LIST_ZONES = Statement("""
+SELECT name, timezone FROM duly.schedules WHERE timezone <> 'UTC' ORDER BY name LIMIT CAST(:limit AS int)
+""")
+
 LIST_PROCESSES = Statement("""
 SELECT id, kind, names, version, started_at, extract(epoch FROM clock_timestamp() - seen_at)::float8 AS silent_seconds
 FROM duly.processes ORDER BY kind, id LIMIT CAST(:limit AS int)
 """)
+
+# ------------------------------------------------------------------------------------------------------------- audit
+
+# Who and what are in no index: they are looked for among the newest ``scan``, and further on the next page.
+_AUDIT = " FROM duly.audit WHERE id < coalesce(CAST(:before AS bigint), 9223372036854775807)"
+_OF_SUBJECT = " AND subject = CAST(:subject AS text)"
+_SCANNED = """ ORDER BY id DESC LIMIT CAST(:scan AS int)) AS newest
+WHERE (CAST(:actor AS text) IS NULL OR position(lower(CAST(:actor AS text)) IN lower(actor)) > 0)
+  AND (CAST(:action AS text) IS NULL OR position(lower(CAST(:action AS text)) IN lower(action)) > 0)
+ORDER BY id DESC LIMIT CAST(:limit AS int)
+"""
+_ENTRY = """
+SELECT id, at, actor, action, subject, reason, CAST(before AS text) AS before, CAST(after AS text) AS after
+FROM (SELECT *"""
+_REACHED = " ORDER BY id DESC OFFSET CAST(:scan AS int) - 1 LIMIT 1"
+SEARCH_AUDIT = Statement(_ENTRY + _AUDIT + _SCANNED)
+SEARCH_AUDIT_OF_SUBJECT = Statement(_ENTRY + _AUDIT + _OF_SUBJECT + _SCANNED)
+FIND_AUDIT_REACHED = Statement("SELECT id" + _AUDIT + _REACHED)
+FIND_AUDIT_OF_SUBJECT_REACHED = Statement("SELECT id" + _AUDIT + _OF_SUBJECT + _REACHED)

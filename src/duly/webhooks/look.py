@@ -26,6 +26,14 @@ SUBSCRIPTIONS_LIMIT = 5_000
 EACH_ATTEMPTS = 8
 COUNT_CAP = 1_000
 TROUBLES_LIMIT = 100
+FAILURES = {
+    "status": "not a 2xx answer", "redirect": "a redirect, which is not followed", "no_answer": "no answer",
+    "refused_address": "the address is not public", "dns": "the name was not resolved", "connect": "no connection",
+    "tls": "TLS was refused", "timeout": "no answer in time", "slow_body": "the answer did not end in time",
+    "protocol": "the answer is not HTTP", "connection_lost": "the connection was lost",
+    "event_gone": "the event is no longer in the history", "event_internal": "the event is internal by now",
+    "dead_letter": "its job is a dead letter",
+}  # fmt: skip
 COUNTED = ("WAITING", "QUEUED", "RETRYING", "PERMANENTLY_FAILED")
 
 
@@ -215,7 +223,12 @@ def _say_status(one: Subscription, now: datetime) -> list[str]:
             f"Its circuit is open until {when(one.open_until, now)}, after {one.failures} failures in a row: until "
             "then nothing is sent; then one delivery is tried."
         ]
-    return ["It is ACTIVE: what comes is sent at once."]
+    return ["It is ACTIVE: what comes is sent at once." if one.failing_since is None else "It is ACTIVE, but fails."]
+
+
+def say_failure(word: str | None) -> str:
+    """Why an attempt failed: the word that is kept of it, in words."""
+    return FAILURES.get(word or "", short(word))
 
 
 def _say_counts(counts: dict[str, Count]) -> str:
@@ -228,7 +241,7 @@ async def say_delivery(tx: Tx, one: Delivery, subscription: Subscription | None,
     said = [_say_where(one, now)]
     last = await fetch(tx, sql.FIND_LAST_ATTEMPT, id=one.id)
     for number, started_at, latency_ms, outcome, http_status, error, address in last:
-        ended = "was taken" if outcome == "DELIVERED" else f"failed ({error})"
+        ended = "was taken" if outcome == "DELIVERED" else f"failed ({say_failure(error)})"
         answer = f"it answered {http_status}" if http_status is not None else "no answer"
         dialled = f", from {address}" if address else ""
         said.append(f"Attempt {number} at {moment(started_at)} {ended}: {answer} within {latency_ms} ms{dialled}.")
@@ -260,7 +273,7 @@ def _say_where(one: Delivery, now: datetime) -> str:
         return f"It was DELIVERED at {at}, {after} after its event."
     if one.status == "PERMANENTLY_FAILED":
         return (
-            f"It is PERMANENTLY_FAILED since {at}: {short(one.last_error) or 'no try was left'}. "
+            f"It is PERMANENTLY_FAILED since {at}: {say_failure(one.last_error) or 'no try was left'}. "
             f"Send it again once the receiver is repaired (`duly webhooks redeliver {one.id}`)."
         )
     return f"It was CANCELLED at {at}."

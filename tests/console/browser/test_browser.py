@@ -11,7 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
+from starlette.routing import compile_path
 
+from apps.wiring import app
+from duly.console import (
+    Pages,
+    page_actions,
+    page_entity,
+    page_events,
+    page_history,
+    page_jobs,
+    page_overview,
+    page_schedules,
+    page_session,
+    page_watch,
+    page_webhooks,
+)
+from duly.console.routes import MOUNT
 from tests.console.browser import png, showcase
 from tests.console.browser.conftest import Tab, World
 from tests.console.browser.showcase import BROKEN, FAILED_DELIVERY, HEALTHY
@@ -19,6 +36,9 @@ from tests.console.world import DELIVERY, EVENT, RUN, SUBSCRIPTION
 from tests.support import rows, value
 
 Open = Callable[..., Tab]
+ENGINE = (page_actions, page_entity, page_events, page_history, page_jobs, page_overview, page_schedules, page_session,
+          page_watch, page_webhooks)  # fmt: skip
+ELSEWHERE = ("/console/sign", "/console/static/", "/console/live")
 STRICTER = {"all": [{"field": "paid24h", "op": "gt", "value": "4000.00"},
                     {"field": "currency", "op": "eq", "value": "PLN"}]}  # fmt: skip
 PICTURES = Path(__file__).parents[3] / "docs" / "console"
@@ -35,6 +55,9 @@ PAGES = (
     "/console/nowhere", "/console/jobs?status=nonsense", "/console/webhooks", "/console/webhooks/new",
     f"/console/webhooks/{HEALTHY}", f"/console/webhooks/{BROKEN}", f"/console/webhooks/{BROKEN}?status=RETRYING",
     f"/console/webhooks/{BROKEN}/edit", f"/console/webhooks/deliveries/{FAILED_DELIVERY}",
+    "/console/jobs?entity=order:4301", "/console/outbox?status=PENDING", "/console/outbox?aggregate=order:4201",
+    "/console/alerts?all=1", "/console/entity", "/console/search", "/console/schedules/duly.forget-audit",
+    "/console/actions/schedules.trigger?name=reports.nightly",
     f"/console/actions/webhooks.redeliver-range?id={BROKEN}&since=2020-01-01T00:00&until=2100-01-01T00:00",
     "/console/transfers", "/console/transfers?status=Pending", "/console/quality", "/console/birthdays",
     "/console/birthdays?status=FAILED", "/console/orders", "/console/orders?status=AWAITING_PAYMENT", "/console/rates",
@@ -43,6 +66,22 @@ PAGES = (
 )  # fmt: skip
 # Pages of what has an id: who looks at it, where, and how it is found.
 PAGES_OF_ONE = (
+    ("ada", "/console/jobs/{}", "SELECT id FROM duly.jobs WHERE progress IS NOT NULL LIMIT 1"),
+    ("ada", "/console/jobs/{}", "SELECT id FROM duly.jobs WHERE waits = 'retry' LIMIT 1"),
+    ("ada", "/console/jobs/{}", "SELECT job_id FROM duly.executions WHERE outcome = 'done' LIMIT 1"),
+    ("ada", "/console/jobs/{}", "SELECT job_id || '/runs/' || execution_id FROM duly.executions LIMIT 1"),
+    ("ada", "/console/events/{}", "SELECT id FROM duly.outbox WHERE failed_at IS NOT NULL LIMIT 1"),
+    ("ada", "/console/events/{}", "SELECT event_id FROM duly.webhook_deliveries ORDER BY number DESC LIMIT 1"),
+    ("ada", "/console/webhooks/{}", "SELECT id FROM duly.webhook_subscriptions WHERE status = 'DISABLED' LIMIT 1"),
+    (
+        "ada",
+        "/console/webhooks/deliveries/{}",
+        "SELECT id FROM duly.webhook_deliveries WHERE status = 'WAITING' LIMIT 1",
+    ),
+    ("ada", "/console/transfers/{}", "SELECT id FROM transfers.transfers LIMIT 1"),
+    ("ada", "/console/quality/{}", "SELECT id FROM quality.nonconformities LIMIT 1"),
+    ("ada", "/console/birthdays/{}", "SELECT id FROM users.users LIMIT 1"),
+    ("ada", "/console/orders/{}", "SELECT id FROM commerce.orders LIMIT 1"),
     ("ada", "/console/rules/{}", "SELECT id FROM decisions.rules WHERE status = 'ACTIVE' LIMIT 1"),
     ("ada", "/console/rules/decisions/{}", "SELECT id FROM decisions.log ORDER BY id DESC LIMIT 1"),
     ("ada", "/console/payments/{}", "SELECT id FROM payments.payments WHERE state = 'PENDING_REVIEW' LIMIT 1"),
@@ -69,6 +108,22 @@ def pages_of(served: World, person: str) -> list[str]:
     """Every page that somebody looks at."""
     own = [path.format(value(served.dsn, query)) for whose, path, query in PAGES_OF_ONE if whose == person]
     return [*(PAGES if person == "ada" else ()), *own]
+
+
+def test_every_page_there_is_is_among_those_that_are_looked_at() -> None:
+    """Signing in and out, the stream and the page of every other address aside."""
+    engine = Pages(prefix=MOUNT)
+    for family in ENGINE:
+        family.register(engine)
+    routers = [("", engine), *((f"{MOUNT}/{section.name}", section.router) for section in app.sections)]
+    looked_at = [path.partition("?")[0] for path in PAGES] + [f"/console/jobs/1/runs/{RUN}"]
+    looked_at += [path.partition("?")[0].format("01990000-0000-7000-8000-000000000000") for _, path, _ in PAGES_OF_ONE]
+    for prefix, router in routers:
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            pattern = compile_path(prefix + route.path)[0]
+            if route.methods == {"GET"} and not (prefix + route.path).startswith(ELSEWHERE):
+                assert any(pattern.fullmatch(path) for path in looked_at), prefix + route.path
 
 
 def expected(complaint: str) -> bool:
@@ -165,7 +220,8 @@ def test_every_page_works_without_javascript(open_tab: Open, served: World) -> N
             assert tab.page.locator("h1").count() == 1
     id = rows(served.dsn, "SELECT id FROM duly.jobs WHERE name = 'orders.expire' ORDER BY id DESC LIMIT 1")[0][0]
     tab.go(f"/console/jobs/{id}")
-    tab.page.click("text=Run now")
+    tab.page.click("text=Run now…")
+    tab.page.click("form.confirm button")
     assert "is due now" in tab.page.locator(".notice").inner_text()
     tab.page.click("text=Cancel…")
     tab.page.fill('input[name="reason"]', "no script needed")
@@ -215,6 +271,21 @@ def test_numbers_and_charts_are_live(open_tab: Open, served: World) -> None:
     assert tab.complaints == []
 
 
+def test_a_job_that_runs_is_live(open_tab: Open, served: World) -> None:
+    tab = open_tab("ada")
+    id = value(served.dsn, "SELECT id FROM duly.jobs WHERE progress IS NOT NULL ORDER BY id DESC LIMIT 1")
+    tab.go(f"/console/jobs/{id}")
+    assert tab.page.locator("h1 .badge").inner_text() == "Running"
+    rows(served.dsn, f"UPDATE duly.jobs SET progress = 'page 6 of 7' WHERE id = {id}")
+    tab.page.wait_for_selector("text=page 6 of 7", timeout=10_000)
+    rows(served.dsn, "UPDATE duly.jobs SET lease_token = NULL, lease_expires_at = NULL, leased_by = NULL, claimed_at = "
+                     f"NULL, run_at = now() + interval '1 h' WHERE id = {id}")  # fmt: skip
+    tab.page.wait_for_selector("h1 .badge:has-text('Pending')", timeout=10_000)
+    assert tab.page.locator("#moving[hx-get]").count() == 0
+    assert tab.axe() == []
+    assert tab.complaints == []
+
+
 def test_the_colours_can_be_chosen(open_tab: Open) -> None:
     tab = open_tab("ada", color_scheme="light")
     for theme in ("dark", "light", "auto"):
@@ -242,19 +313,27 @@ def test_a_schedule_is_previewed_saved_disabled_and_run(open_tab: Open, served: 
     tab = open_tab("ada")
     page = tab.page
     tab.go("/console/schedules/reports.nightly/edit")
-    page.fill('input[name="cron"]', "45 3 * * *")
-    page.click("text=Preview")
-    assert page.locator("ol.preview li").count() == 10
     page.fill('input[name="reason"]', "later is better")
+    page.fill('input[name="cron"]', "99 3 * * *")
+    page.wait_for_selector("#previewed [role=alert]")
+    assert page.locator("#save-it").is_disabled()
+    page.fill('input[name="cron"]', "45 3 * * *")
+    page.wait_for_selector("text=03:45 CE")
+    assert page.locator("ol.preview li").count() == 10
+    assert tab.axe() == []
     page.click("text=Save what is previewed")
     assert "Changed reports.nightly: 45 3 * * * in Europe/Warsaw" in page.locator(".notice").inner_text()
     assert "later is better" in page.locator("#record ~ div").inner_text()
-    page.click("text=Run now")
+    page.click("text=Run now…")
+    page.fill('input[name="reason"]', "the auditors are here")
+    page.keyboard.press("Enter")
     assert "Queued reports.nightly" in page.locator(".notice").inner_text()
+    assert "the auditors are here" in page.locator("#record ~ div").inner_text()
     page.click("text=Disable…")
     page.click("button.solid")
     assert page.locator("h1 .badge").inner_text() == "disabled"
-    page.click("button:has-text('Enable')")
+    page.click("text=Enable…")
+    page.click("form.confirm button")
     assert page.locator("h1 .badge").inner_text() == "enabled"
     rows(served.dsn, "DELETE FROM duly.jobs WHERE name = 'reports.nightly'")
     assert tab.complaints == []
@@ -264,6 +343,7 @@ def test_an_event_is_requeued_and_an_alert_resolved(open_tab: Open, served: Worl
     tab = open_tab("ada")
     tab.go("/console/outbox?status=FAILED")
     tab.page.locator("button:has-text('Requeue')").nth(1).click()
+    tab.page.click("form.confirm button")
     assert "Requeued event" in tab.page.locator(".notice").inner_text()
     rows(
         served.dsn,
@@ -271,6 +351,7 @@ def test_an_event_is_requeued_and_an_alert_resolved(open_tab: Open, served: Worl
     )
     tab.go("/console/alerts")
     tab.page.locator("button:has-text('Resolve')").last.click()
+    tab.page.click("form.confirm button")
     assert "Resolved alert" in tab.page.locator(".notice").inner_text()
     assert tab.complaints == []
 
@@ -320,10 +401,13 @@ def test_a_subscription_is_made_tested_paused_and_deleted(open_tab: Open, served
     page.click("a.row:has-text('127.0.0.1:8009')")
     assert secret not in page.content()
     page.click("button:has-text('Send a test')")
+    page.click("form.confirm button")
     assert "is QUEUED" in page.locator(".notice").inner_text()
     page.click("button:has-text('Pause')")
+    page.click("form.confirm button")
     assert page.locator("h1 .badge").first.inner_text() == "PAUSED"
     page.click("button:has-text('Resume')")
+    page.click("form.confirm button")
     assert page.locator("h1 .badge").first.inner_text() == "ACTIVE"
     page.click("text=Delete…")
     page.click("button.solid")
@@ -381,23 +465,22 @@ def test_stored_text_never_runs(open_tab: Open, served: World) -> None:
     assert tab.complaints == []
 
 
-def test_another_site_can_neither_frame_nor_post(open_tab: Open, served: World) -> None:
+# The second is of the same site as the console, which is at another port: the browser sends its cookies along.
+@pytest.mark.parametrize(("site", "status"), [("http://evil.test/", 401), ("http://127.0.0.1:8099/", 403)])
+def test_another_origin_can_neither_frame_nor_post(open_tab: Open, served: World, site: str, status: int) -> None:
     """Clickjacking and CSRF, from a page of another origin in the same browser."""
     tab = open_tab("ada")
     before = value(served.dsn, "SELECT count(*) FROM duly.audit")
     other = tab.page.context.new_page()
-    other.route("http://evil.test/", lambda route: route.fulfill(content_type="text/html", body=(
-        f'<iframe src="{served.url}/console"></iframe><form method="post" '
-        f'action="{served.url}/console/actions/dead.discard"><input name="id" value="900001">'
+    other.route(site, lambda route: route.fulfill(content_type="text/html", body=(
+        f'<iframe src="{served.url}/console"></iframe><iframe src="{served.url}/console/signed-out"></iframe>'
+        f'<form method="post" action="{served.url}/console/actions/dead.discard"><input name="id" value="900001">'
         '<input name="confirmed" value="yes"><button>win</button></form>')))  # fmt: skip
-    other.goto("http://evil.test/")
-    other.wait_for_timeout(300)
+    other.goto(site, wait_until="load")
     frames = [frame for frame in other.frames if frame != other.main_frame]
-    assert all("Overview" not in frame.content() for frame in frames)
+    assert len(frames) == 2
+    assert not [frame for frame in frames if re.search("Overview|You are signed out", frame.content())]
     with other.expect_response("**/actions/**") as answered:
         other.click("button")
-    assert answered.value.status in (
-        401,
-        403,
-    )  # SameSite keeps the cookie at home; the token and the origin are checked
+    assert answered.value.status == status  # without its cookie a stranger; with it, refused by origin and token
     assert value(served.dsn, "SELECT count(*) FROM duly.audit") == before

@@ -41,7 +41,7 @@ def test_a_subscription_on_the_command_line_delivers_to_the_catcher(
     """The how-to, command by command: a subscription, a test event, the worker's single cycle, and what arrived."""
     port = free_port()
     log = tmp_path / "catch.log"
-    with running("catch", "--port", str(port), "--secret", SECRET, env=env, log=log) as catching:
+    with running("catch", "--port", str(port), "--secret", SECRET, "--headers", env=env, log=log) as catching:
         wait_until(lambda: "listening" in log.read_text(), what="the catcher listens")
         said = say(
             env, "add", f"http://127.0.0.1:{port}/", "--event", "order.*", "--secret-stdin", "--actor", "ann",
@@ -57,6 +57,7 @@ def test_a_subscription_on_the_command_line_delivers_to_the_catcher(
         assert json.loads(once.stdout)["done"] == 1
         wait_until(lambda: "webhook.test" in log.read_text(), what="it arrived")
         assert "verified   webhook.test" in log.read_text()
+        assert re.search(r"^    x-delivery-id: [0-9a-f-]{36}$", log.read_text(), re.MULTILINE)
         (delivery,) = json.loads(say(env, "deliveries", "--json"))
         assert delivery["status"] == "DELIVERED"
         assert "is QUEUED" in say(env, "redeliver", delivery["id"])
@@ -102,6 +103,8 @@ def test_the_catcher_answers_as_it_is_told(tmp_path: Path, options: tuple[str, .
         assert answer.elapsed.total_seconds() >= (0.4 if "--stall" in options else 0)
         httpx2.post(url, content=b'"\x1b[2J"', headers={**headers, "X-Signature": "0" * 64}, timeout=10)
         wait_until(lambda: "UNVERIFIED" in log.read_text(), what="the second arrived")
+        httpx2.post(url, content=b"x" * 2_500, headers=headers, timeout=10)
+        wait_until(lambda: "... and 500 characters more" in log.read_text(), what="the third arrived, and was cut")
     said = log.read_text()
     assert "verified  " in said
     assert "\x1b" not in said

@@ -67,7 +67,7 @@
     box.replaceChildren();
     const made = new uPlot({
       width: box.clientWidth, height: 170, cursor: { y: false }, scales: { y: { range: (u, low, high) => [0, Math.max(1, high * 1.1)] } },
-      axes: [{ ...axis(), values: (u, ticks) => ticks.map(clock) }, { ...axis(), size: 46 }],
+      axes: [{ ...axis(), values: (u, ticks) => ticks.map(clock) }, { ...axis(), size: 60 }],
       series: [{ label: "UTC", value: (u, at) => (at === null ? "–" : clock(at)) }, ...series],
     }, data, box);
     box.querySelector("canvas")?.setAttribute("aria-hidden", "true");
