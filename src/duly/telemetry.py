@@ -211,7 +211,8 @@ def configure_logging(*, level: str = "info", style: str = "auto") -> None:
         structlog.dev.ConsoleRenderer(colors=True) if console else structlog.processors.JSONRenderer()
     )
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        # What nobody will read is dropped first, before it has cost anything.
+        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from joserfc.jwk import RSAKey
@@ -18,6 +21,7 @@ from duly.auth.strict_json import parse_object
 from duly.clock import unix_milliseconds
 
 TOKEN_LIMIT = 16_384
+MOST_REMEMBERED = 1_000  # tokens that were believed, a kilobyte or so each; the one that was used longest ago goes
 NAME_LIMIT = 255  # OpenID Connect's own limit for a subject
 LATEST_SECONDS = 253_402_300_799  # the year 9999; a time in milliseconds is beyond it
 TYPES = frozenset({"jwt", "at+jwt"})
@@ -29,6 +33,17 @@ _WORD = re.compile(r"[\x21\x23-\x5B\x5D-\x7E]{1,200}")  # RFC 6749: what a scope
 def wall_seconds() -> float:
     """Now, for comparing with a token's times: those are another machine's wall clock too."""
     return unix_milliseconds() / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Believed:
+    """What remains of a token that was right in everything: who it is for, and what may change about that."""
+
+    kid: str
+    key: RSAKey
+    begins: float
+    ends: float
+    principal: Principal
 
 
 class Verifier:
@@ -51,26 +66,27 @@ class Verifier:
         self._leeway_seconds = leeway_seconds
         self._role_clients = frozenset({audience, *role_clients})
         self._now = now
+        self._believed: OrderedDict[bytes, _Believed] = OrderedDict()  # by digest: no token is kept
 
     async def verify(self, token: str) -> Principal:
-        """Who the token is for; Unauthenticated when it is not valid, Unavailable when that cannot be known."""
-        signed, header, payload, signature = _split(token)
-        key = await self._jwks.key(_check_header(header))
-        if not _is_signed(signed, signature, key):
-            raise invalid_token("the token's signature is wrong")
-        claims = _parse(payload, "the token's payload is not a JSON object")
-        self._check_claims(claims)
-        return Principal(
-            subject=_subject(claims),
-            issuer=self.issuer,
-            scopes=_scopes(claims),
-            roles=_roles(claims, self._role_clients),
-            client_id=_client_id(claims),
-        )
+        """Who the token is for; Unauthenticated when it is not valid, Unavailable when that cannot be known.
+
+        Of a token that was believed before, its key and its times are checked again, and nothing else: the rest of it
+        cannot have changed, nor can what it is compared with.
+        """
+        written = _encode(token)
+        digest = hashlib.sha256(written).digest()
+        known = self._believed.get(digest)
+        if known is None or await self._jwks.key(known.kid) is not known.key:  # each refresh makes its keys anew
+            known = await self._believe(written)
+        else:
+            self._check_times(known.begins, known.ends)
+        self._remember(digest, known)
+        return known.principal
 
     async def verify_identity(self, token: str, *, client_id: str, nonce: str) -> tuple[str, str]:
         """Whom an ID token is about, and what to call them; it must be for this client, and for this sign-in."""
-        signed, header, payload, signature = _split(token)
+        signed, header, payload, signature = _split(_encode(token))
         key = await self._jwks.key(_check_header(header))
         if not _is_signed(signed, signature, key):
             raise invalid_token("the ID token's signature is wrong")
@@ -99,18 +115,47 @@ class Verifier:
         """Close the key cache."""
         await self._jwks.close()
 
-    def _check_claims(self, claims: Mapping[str, Any]) -> None:
+    async def _believe(self, token: bytes) -> _Believed:
+        signed, header, payload, signature = _split(token)
+        kid = _check_header(header)
+        key = await self._jwks.key(kid)
+        if not _is_signed(signed, signature, key):
+            raise invalid_token("the token's signature is wrong")
+        claims = _parse(payload, "the token's payload is not a JSON object")
+        begins, ends = self._check_claims(claims)
+        principal = Principal(
+            subject=_subject(claims),
+            issuer=self.issuer,
+            scopes=_scopes(claims),
+            roles=_roles(claims, self._role_clients),
+            client_id=_client_id(claims),
+        )
+        return _Believed(kid, key, begins, ends, principal)
+
+    def _remember(self, digest: bytes, known: _Believed) -> None:
+        self._believed[digest] = known
+        self._believed.move_to_end(digest)
+        if len(self._believed) > MOST_REMEMBERED:
+            self._believed.popitem(last=False)
+
+    def _check_claims(self, claims: Mapping[str, Any]) -> tuple[float, float]:
+        """Refuse what is not for us or not of now; from when to when it is good."""
         if claims.get("iss") != self.issuer:
             raise invalid_token("the token is of another issuer")
         if claims.get("typ", "Bearer") != "Bearer" or not OTHER_TOKENS.isdisjoint(claims):
             raise invalid_token("the token is not an access token")
         self._check_audience(claims.get("aud"))
+        ends = _time(claims, "exp", required=True)
+        begins = max(_time(claims, name, required=False) for name in ("nbf", "iat"))
+        self._check_times(begins, ends)
+        return begins, ends
+
+    def _check_times(self, begins: float, ends: float) -> None:
         now = self._now()
-        if _time(claims, "exp", required=True) <= now - self._leeway_seconds:
+        if ends <= now - self._leeway_seconds:
             raise invalid_token("the token has expired")
-        for name in ("nbf", "iat"):
-            if _time(claims, name, required=False) > now + self._leeway_seconds:
-                raise invalid_token("the token is not valid yet")
+        if begins > now + self._leeway_seconds:
+            raise invalid_token("the token is not valid yet")
 
     def _check_audience(self, audience: object) -> None:
         audiences = audience if isinstance(audience, list) else [audience]
@@ -118,11 +163,15 @@ class Verifier:
             raise invalid_token("the token is for another audience")
 
 
-def _split(token: str) -> tuple[bytes, dict[str, Any], bytes, bytes]:
-    """What was signed, the header, the payload, the signature; nothing in it is believed yet."""
+def _encode(token: str) -> bytes:
     if len(token) > TOKEN_LIMIT:
         raise invalid_token("the token is too long")
-    parts = token.encode("utf-8", "replace").split(b".")
+    return token.encode("utf-8", "replace")
+
+
+def _split(token: bytes) -> tuple[bytes, dict[str, Any], bytes, bytes]:
+    """What was signed, the header, the payload, the signature; nothing in it is believed yet."""
+    parts = token.split(b".")
     if len(parts) == 5:
         raise invalid_token("the token is encrypted, and only signed ones are accepted")
     if len(parts) != 3:

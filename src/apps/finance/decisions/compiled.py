@@ -14,7 +14,7 @@ from typing import Any
 from apps.finance.decisions import facts as reading
 from apps.finance.decisions.facts import Absent, Fact
 from apps.finance.decisions.language import All, Compare, Node, Not, Op, compile_pattern, fields_of
-from apps.finance.decisions.model import Matched, Rule, Settings, Unanswered, Verdict, aggregate
+from apps.finance.decisions.model import NOW, Matched, Rule, Settings, Unanswered, Verdict, aggregate
 
 ENGINE = "1"
 """The version of what the language means: logged with each decision, and raised when an old log would read otherwise"""
@@ -53,6 +53,7 @@ class CompiledSet:
         ordered = sorted(rules, key=lambda rule: rule.place)
         used: set[str] = set().union(*(fields_of(rule.conditions) for rule in ordered))
         self.names = tuple(sorted(used))
+        self.is_timeless = used.isdisjoint({NOW, *(fact.name for fact in settings.velocity)})
         self._slots = {name: place for place, name in enumerate(self.names)}
         self.rules = tuple(self._compile_rule(rule, lists) for rule in ordered)
         self._tests = tuple((rule.test, rule.terminate, rule) for rule in self.rules)

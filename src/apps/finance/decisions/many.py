@@ -5,7 +5,6 @@ Facts come from the caller alone: what a rule set says about streams of observat
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,11 +13,11 @@ from typing import Any
 from apps.finance.decisions import facts as reading
 from apps.finance.decisions import store
 from apps.finance.decisions.compiled import ENGINE
+from apps.finance.decisions.deciding import decide
 from apps.finance.decisions.loading import Loaded
-from apps.finance.decisions.model import NOW, Decision, RuleSetNotFound, Verdict
+from apps.finance.decisions.model import NOW, Decision, RuleSetNotFound
 from apps.finance.decisions.service import find_snapshot
 from duly import Tx
-from duly.clock import monotonic
 
 
 @dataclass(frozen=True)
@@ -64,28 +63,11 @@ async def evaluate_many(tx: Tx, rules: InForce, questions: Sequence[Question]) -
     for question in questions:
         recorded = reading.record(loaded.settings.fields, question.facts)
         recorded[NOW] = question.at.isoformat()
-        began = monotonic()
-        verdict = loaded.compiled.decide(recorded)
-        made.append((question, recorded, verdict, round((monotonic() - began) * 1_000_000)))
+        made.append(decide(loaded, recorded, question.subject))
     ids = await store.insert_decisions(
         tx,
         {"rule_set_id": loaded.rule_set_id, "rule_set_version": loaded.version, "snapshot_id": loaded.id,
          "engine": ENGINE, "at": rules.now},
-        [_row(question, recorded, verdict, latency_us) for question, recorded, verdict, latency_us in made],
+        [one.as_row() for one in made],
     )  # fmt: skip
-    return [
-        Decision(
-            decision_id, loaded.rule_set_id, loaded.version, loaded.id, ENGINE, question.subject, rules.now, recorded,
-            verdict, latency_us,
-        )
-        for decision_id, (question, recorded, verdict, latency_us) in zip(ids, made, strict=True)
-    ]  # fmt: skip
-
-
-def _row(question: Question, recorded: Mapping[str, Any], verdict: Verdict, latency_us: int) -> dict[str, Any]:
-    return {
-        "subject": question.subject, "decision": verdict.decision.value, "score": verdict.score,
-        "facts": json.dumps(recorded), "evaluated": verdict.evaluated, "latency_us": latency_us,
-        "matched": json.dumps([[str(one.rule_id), one.version] for one in verdict.matched]),
-        "incomplete": json.dumps([[str(one.rule_id), one.version] for one in verdict.incomplete]),
-    }  # fmt: skip
+    return [one.as_logged(decision_id, rules.now) for decision_id, one in zip(ids, made, strict=True)]

@@ -13,7 +13,7 @@ from uuid import UUID
 from apps.finance.decisions import facts as reading
 from apps.finance.decisions import store
 from apps.finance.decisions.analysis import Finding, analyse
-from apps.finance.decisions.compiled import ENGINE
+from apps.finance.decisions.deciding import decide
 from apps.finance.decisions.events import RuleActivated, RuleWasDeprecated
 from apps.finance.decisions.facts import WRONG_TYPE
 from apps.finance.decisions.language import BadRule, lists_of, parse
@@ -54,7 +54,6 @@ from apps.finance.decisions.model import (
     short,
 )
 from duly import Tx, emit
-from duly.clock import monotonic
 from duly.errors import Busy, Fault, Invalid
 
 MOST_RELOADS = 4
@@ -71,26 +70,23 @@ _cache = Cache()
 async def evaluate(
     tx: Tx, rule_set_id: str, facts: Mapping[str, Any], *, subject: str | None = None
 ) -> Decision:  # fmt: skip
-    """Decide, and log it: two statements, however many rules there are (F11)."""
+    """Decide, and log it: one statement, or two if a rule asks for the time or the past; however many there are (F11).
+
+    The rules of last time are guessed to be still in force; where they are not, nothing is logged by the guess.
+    """
+    guessed = _cache.latest(rule_set_id)
+    if guessed is not None and guessed.compiled.is_timeless:
+        decided = decide(guessed, reading.record(guessed.settings.fields, facts), subject)
+        logged = await store.insert_decision_in_force(tx, decided.as_row())
+        if logged is not None:
+            decision_id, at = logged
+            decided.recorded[NOW] = at.isoformat()
+            return decided.as_logged(decision_id, at, ignored=reading.find_ignored(guessed.settings.fields, facts))
     loaded, recorded = await _gather(tx, rule_set_id, facts)
-    began = monotonic()
-    verdict = loaded.compiled.decide(recorded)
-    latency_us = round((monotonic() - began) * 1_000_000)
+    decided = decide(loaded, recorded, subject)
     at = datetime.fromisoformat(recorded[NOW])
-    decision_id = await store.insert_decision(
-        tx,
-        {
-            "rule_set_id": rule_set_id, "rule_set_version": loaded.version, "snapshot_id": loaded.id, "engine": ENGINE,
-            "subject": subject, "at": at, "decision": verdict.decision.value, "score": verdict.score,
-            "facts": json.dumps(recorded), "evaluated": verdict.evaluated, "latency_us": latency_us,
-            "matched": json.dumps([[str(one.rule_id), one.version] for one in verdict.matched]),
-            "incomplete": json.dumps([[str(one.rule_id), one.version] for one in verdict.incomplete]),
-        },
-    )  # fmt: skip
-    ignored = tuple(reading.find_ignored(loaded.settings.fields, facts))
-    return Decision(
-        decision_id, rule_set_id, loaded.version, loaded.id, ENGINE, subject, at, recorded, verdict, latency_us, ignored
-    )
+    decision_id = await store.insert_decision(tx, {**decided.as_row(), "at": at})
+    return decided.as_logged(decision_id, at, ignored=reading.find_ignored(loaded.settings.fields, facts))
 
 
 async def _gather(tx: Tx, rule_set_id: str, facts: Mapping[str, Any]) -> tuple[Loaded, dict[str, Any]]:

@@ -155,6 +155,20 @@ VALUES (duly.uuid7(CAST(:at AS timestamptz)), :rule_set_id, :rule_set_version, :
         :latency_us)
 RETURNING id, CAST(pg_current_xact_id() AS text)
 """)
+# The same in the only statement of an evaluation whose rules ask for neither the time nor the past: a row is written if
+# the rules that decided are in force, and the moment is added to the facts as Python would write it.
+INSERT_DECISION_IN_FORCE = text("""
+INSERT INTO decisions.log (id, rule_set_id, rule_set_version, snapshot_id, engine, subject, at, decision, score, facts,
+                           matched, incomplete, evaluated, latency_us)
+SELECT duly.uuid7(n.now), r.id, CAST(:rule_set_version AS integer), r.snapshot_id, CAST(:engine AS text),
+       CAST(:subject AS text), n.now, CAST(:decision AS text), CAST(:score AS integer),
+       CAST(:facts AS jsonb) || jsonb_build_object('now', replace(
+           to_char(n.now AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), '.000000', '') || '+00:00'),
+       CAST(:matched AS jsonb), CAST(:incomplete AS jsonb), CAST(:evaluated AS integer), CAST(:latency_us AS integer)
+FROM decisions.rule_sets r CROSS JOIN (SELECT duly.now() OFFSET 0) AS n(now)
+WHERE r.id = CAST(:rule_set_id AS text) AND r.snapshot_id = CAST(:snapshot_id AS uuid)
+RETURNING id, at, CAST(pg_current_xact_id() AS text)
+""")
 INSERT_DECISIONS = text("""
 WITH given AS MATERIALIZED (
     SELECT g.*, duly.uuid7(CAST(:at AS timestamptz)) AS id

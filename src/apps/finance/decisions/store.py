@@ -228,6 +228,16 @@ async def insert_decision(tx: Tx, values: Mapping[str, Any]) -> UUID:
     return UUID(bytes=decision_id.bytes)
 
 
+async def insert_decision_in_force(tx: Tx, values: Mapping[str, Any]) -> tuple[UUID, datetime] | None:
+    """Log a decision if its snapshot is in force, and say when; None when it is not, or there is no such rule set."""
+    row = (await tx.execute(sql.INSERT_DECISION_IN_FORCE, values)).one_or_none()
+    if row is None:
+        return None
+    decision_id, at, xid = row
+    note_xid(tx, xid)
+    return UUID(bytes=decision_id.bytes), at
+
+
 async def insert_decisions(
     tx: Tx, shared: Mapping[str, Any], made: Sequence[Mapping[str, Any]]
 ) -> list[UUID]:  # fmt: skip

@@ -1,4 +1,4 @@
-"""Evaluation: two statements whatever the number of rules, a log of everything, velocity facts (F11, F9)."""
+"""Evaluation: one or two statements whatever the number of rules, a log of everything, velocity facts (F11, F9)."""
 
 from __future__ import annotations
 
@@ -106,12 +106,87 @@ async def test_an_evaluation_is_two_statements_however_many_rules_and_velocity_f
     assert sent[1].startswith("INSERT INTO decisions.log")
 
 
-@pytest.mark.parametrize("cut", ["statement", "reply"])
-async def test_a_commit_without_an_answer_is_looked_up_by_the_id_that_came_with_the_log(
-    office: Office, dsn: str, cut: Cut
+@pytest.mark.parametrize("count", [0, 1, 40])
+async def test_an_evaluation_is_one_statement_where_no_rule_asks_for_the_time_or_the_past(
+    office: Office, db: Database, dsn: str, count: int
 ) -> None:
-    """F14: a request is confirmed without a statement more than the decision's own two."""
+    """F11, F14: over HTTP, too, and although the rule set has velocity facts that a rule could ask for."""
+    await office.make_set(velocity=VELOCITY)
+    await office.ask("PUT", "/lists/some", {"members": ["acc-1"]})
+    for _ in range(count):
+        await office.rule({"any": [LARGE, {"field": "to", "op": "in", "list": "some"}]})
+    await office.evaluate({"amount": "5", "to": "acc-1"})
+    async with counting(db) as sent:
+        decision = await office.evaluate({"amount": "5", "to": "acc-1"}, subject="s")
+    assert len(sent) == 1, sent
+    assert sent[0].startswith("INSERT INTO decisions.log")
+    assert (decision["decision"], len(decision["matchedRules"])) == ("REVIEW" if count else "APPROVE", count)
+    assert value(dsn, "SELECT count(*) FROM decisions.log") == 2
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        {"field": "now", "op": "gt", "value": "2020-01-01T00:00:00Z"},
+        {"not": {"field": "now", "op": "lt", "value": "2020-01-01T00:00:00Z"}},
+        {"field": "since", "op": "lt", "valueField": "now"},
+        {"field": "now", "op": "exists"},
+    ],
+)
+async def test_a_rule_that_asks_for_the_time_gets_it_from_the_database(
+    office: Office, db: Database, clock: BusinessClock, asking: dict[str, Any]
+) -> None:
+    clock.freeze(datetime(2026, 5, 5, tzinfo=UTC))
+    await office.make_set(fields={**FIELDS, "since": "instant"})
+    await office.rule(asking)
+    for _ in range(2):
+        async with counting(db) as sent:
+            decision = await office.evaluate({"since": "2026-01-01T00:00:00Z"})
+        assert (decision["decision"], decision["incomplete"]) == ("REVIEW", [])
+    assert len(sent) == 2, sent
+
+
+@pytest.mark.parametrize("microseconds", [0, 1, 120_000, 999_999])
+async def test_the_moment_in_the_facts_is_that_of_the_log_and_the_answer_however_many_statements_it_took(
+    office: Office, db: Database, dsn: str, clock: BusinessClock, microseconds: int
+) -> None:
+    """A replay reads the moment from the log."""
+    moment = datetime(2026, 5, 5, 12, 30, 59, microseconds, tzinfo=UTC)
+    clock.freeze(moment)
     await office.make_set()
+    for _ in range(2):
+        async with db.transaction() as tx:
+            decision = await service.evaluate(tx, "screening", {"amount": "5"})
+        assert (decision.at, decision.facts) == (moment, {"amount": "5", "now": moment.isoformat()})
+    logged = rows(dsn, "SELECT at, facts, id FROM decisions.log ORDER BY id")
+    assert [row[:2] for row in logged] == [(moment, {"amount": "5", "now": moment.isoformat()})] * 2
+    for row in logged:
+        assert (await office.ask("POST", f"/decisions/{row[2]}/replay")).json()["same"]
+
+
+async def test_rules_that_were_replaced_log_nothing_by_their_guess(office: Office, db: Database, dsn: str) -> None:
+    """One row a decision, and of the rules in force, also where this process had guessed that others still are."""
+    await office.make_set()
+    await office.evaluate({"amount": "5000"})
+    rule = await office.rule()
+    decision = await office.evaluate({"amount": "5000"})
+    assert (decision["decision"], decision["ruleSetVersion"]) == ("REVIEW", 2)
+    logged = rows(dsn, "SELECT rule_set_version, matched FROM decisions.log ORDER BY id")
+    assert logged == [(1, []), (2, [[rule["id"], 1]])]
+    async with db.transaction() as tx, counting(db) as sent:
+        await service.evaluate(tx, "screening", {"amount": "5000"})
+    assert len(sent) == 1, sent
+
+
+@pytest.mark.parametrize("cut", ["statement", "reply"])
+@pytest.mark.parametrize("asked_before", [0, 1])
+async def test_a_commit_without_an_answer_is_looked_up_by_the_id_that_came_with_the_log(
+    office: Office, dsn: str, cut: Cut, asked_before: int
+) -> None:
+    """F14: a request is confirmed without a statement more than the decision's own one or two."""
+    await office.make_set()
+    for _ in range(asked_before):
+        await office.evaluate({"amount": "5"})
     async with breaking_wire(dsn) as wire:
         db = Database(wire.dsn)
         outcome = pytest.raises(Unavailable) if cut == "statement" else contextlib.nullcontext()
@@ -121,7 +196,7 @@ async def test_a_commit_without_an_answer_is_looked_up_by_the_id_that_came_with_
                 wire.cut_next = cut
         await db.close()
     assert wire.cuts == 1
-    assert value(dsn, "SELECT count(*) FROM decisions.log") == (0 if cut == "statement" else 1)
+    assert value(dsn, "SELECT count(*) FROM decisions.log") == asked_before + (0 if cut == "statement" else 1)
     assert [sent for sent in wire.sent if "pg_current_xact_id_if_assigned" in sent] == []
 
 

@@ -318,5 +318,5 @@ async def test_the_cost_of_a_payment_is_known(payers: Payers, db: Database) -> N
     await payers.pay("1.00")
     async with counting(db) as sent:
         await payers.pay("1.00", key=new_key())
-    assert len(sent) == 16, sent
+    assert len(sent) == 15, sent
     assert rows(payers.dsn, "SELECT count(*) FROM payments.payments") == [(2,)]

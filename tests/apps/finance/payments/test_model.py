@@ -16,20 +16,31 @@ from apps.finance.payments.model import (
     CHANGES,
     CLOCKS_DIFFER,
     GAVE_UP,
+    INSUFFICIENT_BALANCE,
     LAST_TRY,
     LONGEST_QUESTION_WAIT,
     MOVES,
+    NOT_APPROVED,
+    REVIEW_EXPIRED,
+    REVIEW_REJECTED,
+    SCREENING,
     VALIDITY,
     WAITS,
     Callback,
     Delivery,
     Heard,
+    NotResolvable,
     Payment,
     Report,
+    Resolution,
     Source,
     State,
     Verdict,
+    doubt,
     hear,
+    is_with_us,
+    resolve,
+    tell_reason,
     wait_before_asking,
 )
 
@@ -133,12 +144,13 @@ def test_an_answer_to_an_old_question_or_request_is_not_believed() -> None:
     assert settled.state is State.COMPLETED
 
 
-@pytest.mark.parametrize("attempts", range(1, 7))
-def test_each_retry_waits_as_f7_says(attempts: int) -> None:
+@pytest.mark.parametrize(("attempts", "minutes"), [(1, 1), (2, 5), (3, 15), (4, 60), (5, 6 * 60), (6, 24 * 60)])
+def test_each_retry_waits_as_f7_says(attempts: int, minutes: int) -> None:
     was = payment(attempts=attempts, delivery=Delivery.UNDER_WAY)
     after = hear(was, heard(Report.NOT_TAKEN, attempt=attempts), now=NOW)
     assert isinstance(after, Payment)
-    assert (after.state, after.next_retry_at) == (State.FAILED, NOW + WAITS[attempts - 1])
+    assert (after.state, after.next_retry_at) == (State.FAILED, NOW + timedelta(minutes=minutes))
+    assert len(WAITS) == 6
 
 
 def test_after_the_last_try_the_bank_is_asked_first() -> None:
@@ -177,3 +189,88 @@ def test_questions_have_bounds(age: timedelta, state: State) -> None:
 )  # fmt: skip
 def test_what_a_status_means(status: str, retryable: bool, report: Report | None) -> None:
     assert Callback("bank", "e", "r", status, retryable).report is report
+
+
+@pytest.mark.parametrize(("state", "report", "source"), list(product(State, Report, Source)))
+def test_nothing_follows_for_what_was_contradicted_until_a_person_has_decided(
+    state: State, report: Report, source: Source
+) -> None:
+    was = payment(state, contradicted_at=NOW, delivery=Delivery.UNDER_WAY if state is State.PROCESSING else None)
+    assert hear(was, heard(report, source), now=NOW) is Verdict.STAY
+    assert doubt(was, "amount_differs") is None
+    assert not is_with_us(was)
+
+
+@pytest.mark.parametrize("state", [State.PROCESSING, State.UNKNOWN, State.FAILED])
+@pytest.mark.parametrize("report", [Report.PENDING, Report.SETTLED, Report.DECLINED])
+@pytest.mark.parametrize(
+    "more", [{"amount": Decimal(2)}, {"currency": "EUR"}, {"amount": Decimal(1), "currency": "EUR"}]
+)
+def test_what_the_bank_says_of_another_amount_or_currency_contradicts(
+    state: State, report: Report, more: dict[str, object]
+) -> None:
+    assert hear(payment(state), heard(report, Source.SEND, **more), now=NOW) is Verdict.CONTRADICT
+    same = hear(payment(state), heard(report, amount=Decimal("1.00"), currency="PLN"), now=NOW)
+    assert same is not Verdict.CONTRADICT
+
+
+@pytest.mark.parametrize("state", [State.PROCESSING, State.UNKNOWN, State.FAILED])
+def test_what_was_reversed_cannot_settle(state: State) -> None:
+    """The recipient has no money that could arrive."""
+    assert hear(payment(state), heard(Report.SETTLED), now=NOW, is_reversed=True) is Verdict.CONTRADICT
+    declined = hear(payment(state), heard(Report.DECLINED), now=NOW, is_reversed=True)
+    assert isinstance(declined, Payment)
+
+
+def test_a_bank_that_had_no_such_payment_and_has_it_now_contradicts_itself() -> None:
+    for reason, expected in ((GAVE_UP, Verdict.CONTRADICT), ("declined", Verdict.STAY)):
+        was = payment(State.PERMANENTLY_FAILED, reason=reason)
+        assert hear(was, heard(Report.PENDING, Source.CALLBACK), now=NOW) is expected
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0, 90), (10, 80), (44, 46), (46, 46), (7_200, 7_200)])
+def test_the_bank_is_not_asked_while_our_request_may_arrive(seconds: int, expected: int) -> None:
+    """A minute in which it may take the request, and half a minute by which its clock may be behind."""
+    was = payment(State.UNKNOWN, age=timedelta(seconds=seconds))
+    assert wait_before_asking(was, now=NOW) == timedelta(seconds=expected)
+
+
+def test_only_what_certainly_is_with_us_is_called_back() -> None:
+    for state, delivery, expected in (
+        (State.PROCESSING, Delivery.DUE, True), (State.PROCESSING, Delivery.UNDER_WAY, False),
+        (State.PROCESSING, None, False), (State.UNKNOWN, None, False), (State.FAILED, None, True),
+        (State.COMPLETED, None, False), (State.RETURNING, None, False),
+    ):  # fmt: skip
+        assert is_with_us(payment(state, delivery=delivery)) is expected
+    assert not is_with_us(payment(State.FAILED, retryable=False, next_retry_at=None))
+
+
+def test_what_the_bank_may_have_after_a_strange_call_is_asked_about() -> None:
+    for state, delivery, expected in (
+        (State.PROCESSING, Delivery.DUE, State.UNKNOWN), (State.PROCESSING, Delivery.UNDER_WAY, State.UNKNOWN),
+        (State.PROCESSING, None, None), (State.FAILED, None, State.UNKNOWN), (State.COMPLETED, None, None),
+    ):  # fmt: skip
+        after = doubt(payment(state, delivery=delivery), "unknown_status")
+        assert (after.state if after else None) is expected
+
+
+@pytest.mark.parametrize(
+    ("state", "wrong"),
+    [
+        (State.COMPLETED, Resolution.RETURN), (State.PERMANENTLY_FAILED, Resolution.COMPLETE),
+        (State.REJECTED, Resolution.COMPLETE),
+    ],
+)  # fmt: skip
+def test_a_person_cannot_turn_an_end_into_the_other_one(state: State, wrong: Resolution) -> None:
+    was = payment(state, contradicted_at=NOW)
+    with pytest.raises(NotResolvable):
+        resolve(was, wrong)
+    right = next(one for one in Resolution if one is not wrong)
+    assert resolve(was, right) == replace(was, contradicted_at=None)
+
+
+def test_why_a_payment_was_not_approved_is_not_told() -> None:
+    for reason in (SCREENING, REVIEW_REJECTED, REVIEW_EXPIRED):
+        assert tell_reason(reason) == NOT_APPROVED
+    for told in (INSUFFICIENT_BALANCE, GAVE_UP, None):
+        assert tell_reason(told) == told
