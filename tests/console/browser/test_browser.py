@@ -196,6 +196,7 @@ def test_pictures_for_the_documentation(open_tab: Open, served: World) -> None:
         assert target.stat().st_size < 150_000, shot.name
 
 
+@pytest.mark.timeout(600)  # fifty pages
 @pytest.mark.parametrize("person", ["ada", "rita", "cora"])
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)])
 def test_every_page_is_accessible_quiet_and_fits(

@@ -30,7 +30,7 @@ def named(limits: Mapping[str, int | None]) -> dict[str, Handler]:
 
 def schedule_one(dsn: str, name: str, entity: int) -> None:
     """One more, due now."""
-    rows(dsn, "SELECT duly.schedule(%s, %s, duly.now())", (name, str(entity)))
+    rows(dsn, "SELECT duly.schedule(%(name)s, %(entity)s, duly.now())", {"name": name, "entity": str(entity)})
 
 
 async def claimed(db: Database, claims: Claims, rooms: list[int]) -> Counter[str]:
