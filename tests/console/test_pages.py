@@ -357,6 +357,22 @@ async def test_history_and_dead_letters_page_by_time_and_id(ada: httpx2.AsyncCli
         assert len(seen) == len(set(seen)) == 120
 
 
+@pytest.mark.parametrize(
+    ("number", "seconds", "shown"), [(0, 1, "0.0"), (12, 240, "2.4"), (12, 301, "0.0"), (600, 100, "120"),
+                                     (9_000, 60, r"(5,000|4,[5-9]\d\d)")])  # fmt: skip
+async def test_the_outbox_says_how_much_it_publishes_a_minute(
+    ada: httpx2.AsyncClient, dsn: str, number: int, seconds: int, shown: str
+) -> None:
+    """CONSOLE: lag, rate, failures. Of more than it counts, the rate of those that it counted."""
+    rows(dsn, "DELETE FROM duly.events")
+    published = f"duly.now() - make_interval(secs => {seconds})"
+    values = f"n, {published}, 1"
+    made = EVENTS.format(table="events", more="seq, published_at, attempts", values=values)
+    rows(dsn, made.replace("generate_series(1, 120)", f"generate_series(1, {number})"))
+    page = await ada.get("/console/outbox")
+    assert re.search(rf"Published a minute</a></dt><dd>{shown}<", page.text)
+
+
 SUBSCRIPTIONS = (
     "INSERT INTO duly.webhook_subscriptions (id, owner, url, patterns, created_at, updated_at) SELECT duly.uuid7(), "
     "'o', 'https://example.com/', '{a}', duly.now(), duly.now() FROM generate_series(1, 120)"

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 PAGE = 50
 STATUSES = ("FAILED", "PENDING", "PUBLISHED")
 CONSUMERS_LIMIT = 200
+RATE_SECONDS = 300.0
+RATE_SCAN = 5_000
 NONE = Count(0)
 
 
@@ -71,13 +73,15 @@ async def outbox(request: Request) -> Response:
         else:
             found = [one.seen_by(roles) for one in await _events(look, shown, query)]
         consumers = await _consumers(look, console, pulse)
+        rate = await _published_a_minute(look)
     after = None
     if aggregate is None and len(found) > PAGE:
         found = found[:PAGE]
         after = str(found[-1].id if shown == "PUBLISHED" else found[-1].seq)
     return show(
         request, "outbox.html", now=look.now, pulse=pulse, shown=shown, statuses=STATUSES, events=found, after=after,
-        aggregate=aggregate, consumers=consumers, is_first=query.text("after") is None, brokers=broker_names(),
+        aggregate=aggregate, consumers=consumers, rate=rate, is_first=query.text("after") is None,
+        brokers=broker_names(),
     )  # fmt: skip
 
 
@@ -92,6 +96,12 @@ async def _events(look: Look, status: str, query: Query) -> list[EventEntry]:
         statement = sql.LIST_FAILED if status == "FAILED" else sql.LIST_PENDING
         rows = await look.rows(statement, before=query.number("after"), limit=PAGE + 1)
     return [EventEntry(*row) for row in rows]
+
+
+async def _published_a_minute(look: Look) -> float:
+    """Of the last five minutes; where more was published than is counted, of as long as that took."""
+    [(number, seconds)] = await look.rows(sql.COUNT_JUST_PUBLISHED, scan=RATE_SCAN, seconds=RATE_SECONDS)
+    return float(number * 60 / (max(seconds, 1.0) if number == RATE_SCAN else RATE_SECONDS))
 
 
 async def _consumers(look: Look, console: Console, pulse: Any) -> list[Consuming]:

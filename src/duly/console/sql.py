@@ -176,6 +176,12 @@ FROM duly.events
 WHERE id < coalesce(CAST(:before AS uuid), CAST('ffffffff-ffff-ffff-ffff-ffffffffffff' AS uuid))
 ORDER BY id DESC LIMIT CAST(:limit AS int)
 """)
+# Events are published in the order of their ids, but for those that failed: the newest ids are the newest published.
+COUNT_JUST_PUBLISHED = Statement("""
+SELECT count(*) AS number, date_part('epoch', duly.now() - min(published_at)) AS seconds
+FROM (SELECT published_at FROM duly.events ORDER BY id DESC LIMIT CAST(:scan AS int)) AS newest
+WHERE published_at >= duly.now() - make_interval(secs => CAST(:seconds AS float8))
+""")
 FIND_EVENT = Statement("""
 SELECT id, seq, type, topic, aggregate_id, status, attempts, retry_at, parked, last_error, created_at, published_at,
        jsonb_pretty(headers) AS headers, jsonb_pretty(payload) AS payload
