@@ -43,6 +43,7 @@ async def test_a_made_secret_is_shown_once_and_kept_nowhere(site: Site, ada: htt
     for action, fields in (
         ("webhooks.add", {"url": "http://127.0.0.1:8009/", "events": "order.*\nparcel.*", "owner": "shop"}),
         ("webhooks.rotate", {"id": SUBSCRIPTION}),
+        ("webhooks.provider-secret", {"provider": "bank"}),
     ):
         page = await post(ada, action, **fields, return_to="/console/webhooks")
         assert page.status_code == 200, page.text
@@ -83,6 +84,29 @@ async def test_a_given_secret_is_never_repeated(site: Site, ada: httpx2.AsyncCli
     for text in (refusal.text, done.text, short.text, problem.text):
         assert secret not in text
         assert "short-secret" not in text
+
+
+async def test_the_secret_of_a_provider_is_set_and_its_age_is_seen(site: Site, ada: httpx2.AsyncClient) -> None:
+    """E6.3: from the page, with the last one valid for the overlap; by a program, the same."""
+    client, secret = await site.browser(), "sesame-open-the-door"
+    for given in ({"secret": secret, "overlap_hours": "2"}, {"secret": secret + "-2", "overlap_hours": "2"}):
+        done = await post(ada, "webhooks.provider-secret", provider="bank", **given, return_to="/console/webhooks")
+        assert done.status_code == 303
+    page = said((await ada.get("/console/webhooks")).text)
+    assert re.search(r"bank 2 \S.* current .*bank 1 \S.* until ", page)
+    reading = site.headers("OPERATOR")
+    listed = (await client.get("/v1/console/webhooks/providers", headers=reading)).json()["items"]
+    assert [(one["provider"], one["number"], one["expires_at"] is None) for one in listed] == [
+        ("bank", "2", True),
+        ("bank", "1", False),
+    ]
+    assert secret not in page + str(listed)
+    wrong = await post(ada, "webhooks.provider-secret", provider="no provider!", secret=secret)
+    assert wrong.status_code == 422
+    assert secret not in wrong.text
+    body = {"provider": "bank"}
+    refused = await client.post("/v1/console/actions/webhooks.provider-secret", json=body, headers=reading)
+    assert refused.status_code == 403
 
 
 async def test_an_operator_sees_neither_the_address_nor_what_was_sent(

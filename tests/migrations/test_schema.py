@@ -8,6 +8,7 @@ import shutil
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -299,3 +300,21 @@ def test_a_downgrade_behind_a_lock_gives_up_within_seconds_and_drops_nothing(dsn
             downgrade(dsn)
         assert isinstance(raised.value.orig, psycopg.errors.LockNotAvailable)
     assert rows(dsn, OBJECTS) == before
+
+
+def test_a_fresh_schema_has_partitions_for_a_week_ahead_and_yesterday(empty: str) -> None:
+    """E1.8: the clock of a machine that is an hour behind finds its partition too."""
+    today = "SELECT (statement_timestamp() AT TIME ZONE 'UTC')::date"
+    first = value(empty, today)
+    migrate(empty)
+    days = {first, value(empty, today)}  # it may be midnight
+    query = """
+    SELECT min(right(c.relname, 8)::date), max(right(c.relname, 8)::date)
+    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+    WHERE i.inhparent = 'duly.{}'::regclass AND c.relname ~ '_p[0-9]{{8}}$'
+    """
+    for parent in ("events", "executions"):
+        [(oldest, newest)] = rows(empty, query.format(parent))
+        assert oldest + timedelta(days=1) in days
+        assert newest - timedelta(days=7) in days
+        assert newest - oldest == timedelta(days=8)

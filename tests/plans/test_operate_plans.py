@@ -20,14 +20,15 @@ from duly.console import sql as console_sql
 from duly.db import Database, Statement, Tx, fetch
 from duly.operate import sql, sql_maintenance, sql_why
 from duly.operate.counts import CAP, NAMES_LIMIT
-from duly.testing import TestServer
+from duly.testing import BusinessClock, TestServer
 
 pytestmark = pytest.mark.timeout(300)  # the rows are made once, on a machine that may be busy
 ROWS = 200_000
 HISTORY = 1_000_000
 FIRST_PAGE = {"before_at": None, "before_id": None, "limit": 50}
 
-# History lies in the daily partitions of a month, as it does after a month's work.
+# History lies in the daily partitions of a month, as it does after a month's work. It is noon: soon after midnight a
+# day's partition has a page of rows, and is read whole for any of them.
 FILL = """
 SELECT duly.create_partitions('events', current_date - 30, 30),
        duly.create_partitions('executions', current_date - 30, 30);
@@ -73,7 +74,9 @@ def filled(server: TestServer) -> Iterator[str]:
     with server.database() as dsn:
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute("SET synchronous_commit = off")
-            connection.execute(FILL)
+            noon = BusinessClock(dsn).now().replace(hour=12, minute=0, second=0, microsecond=0)
+            BusinessClock(dsn).freeze(noon)
+            connection.execute(FILL.replace("now()", f"timestamptz '{noon.isoformat()}'"))
             connection.execute("VACUUM ANALYZE")
         yield dsn
 

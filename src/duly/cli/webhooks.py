@@ -17,7 +17,6 @@ from duly.operate.actions import Result, perform
 from duly.settings import Settings
 from duly.webhooks import deliveries as log
 from duly.webhooks import subscriptions
-from duly.webhooks.receive import add_provider_secret
 from duly.webhooks.sealing import Keyring
 
 webhooks = typer.Typer(help="Webhook subscriptions, deliveries, and secrets of providers.", no_args_is_help=True)
@@ -217,16 +216,10 @@ def provider_secret(
     reason: Reason = None,
 ) -> None:
     """The secret that a provider signs with, from now on; the last one stays valid for the overlap."""
-    secret = _read_secret(secret_stdin)
-
-    async def work(tx: Tx) -> str | None:
-        return await add_provider_secret(
-            tx, Keyring.open(Settings()), provider, secret=secret, overlap_hours=overlap_hours, actor=actor,
-            reason=reason,
-        )  # fmt: skip
-
-    made = act(work)
-    typer.echo(f"secret, shown once: {made}" if made else f"{provider} has a new secret")
+    _do(
+        "webhooks.provider-secret", actor=actor, reason=reason, provider=provider, secret=_read_secret(secret_stdin),
+        overlap_hours=overlap_hours,
+    )  # fmt: skip
 
 
 def _do(action: str, *, actor: str, reason: str | None, **arguments: Any) -> None:

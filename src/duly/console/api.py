@@ -34,7 +34,7 @@ from duly.schedules import edit as schedules
 from duly.schedules.cron import Cron
 from duly.schedules.edit import ScheduleRow
 from duly.webhooks import deliveries, subscriptions
-from duly.webhooks.look import host_of
+from duly.webhooks.look import host_of, list_provider_secrets
 
 PREFIX = "/v1/console"
 Administrator = Annotated[Principal, Depends(Require(SCOPE, ADMINISTRATOR))]
@@ -163,9 +163,14 @@ def _add_lists(router: Router) -> None:
         return Items(items=[plain(one.seen_by(caller.roles)) for one in found])
 
     @router.get("/alerts", summary="What the engine wants a person to look at.")
-    async def list_alerts(tx: RequestTx, _: Reader, resolved: bool = False, limit: Limit = 100) -> Items:
+    async def list_alerts(
+        tx: RequestTx, _: Reader, resolved: bool = False, before_at: datetime | None = None, before_id: AfterId = None,
+        limit: Limit = 100,
+    ) -> Items:  # fmt: skip
         await fetch(tx, BEGIN_READING)
-        return Items(items=[plain(one) for one in await alerts.list_alerts(tx, open_only=not resolved, limit=limit)])
+        before = _pair(before_at, before_id)
+        found = await alerts.list_alerts(tx, open_only=not resolved, before=before, limit=limit)
+        return _page(found, limit, lambda last: _key(last.raised_at, last.id))
 
     @router.get("/audit", summary="Who did what, the newest first.")
     async def list_audit(
@@ -207,6 +212,11 @@ def _add_webhooks(router: Router) -> None:
         found = await subscriptions.list_subscriptions(tx, before=before, limit=limit)
         following = {"before": str(found[-1].id)} if len(found) == limit else None
         return Items(items=[_subscription(one, caller) for one in found], next=following)
+
+    @router.get("/webhooks/providers", summary="Who may call us, and how old the secrets are, without the secrets.")
+    async def list_providers(tx: RequestTx, _: Reader, limit: Limit = 100) -> Items:
+        await fetch(tx, BEGIN_READING)
+        return Items(items=[plain(one) for one in await list_provider_secrets(tx, limit=limit)])
 
     @router.get("/webhooks/{id}", summary="One subscription, and why something is sent to it now, or is not.")
     async def get_webhook(id: UUID, tx: RequestTx, caller: Reader) -> One:

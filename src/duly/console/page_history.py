@@ -10,7 +10,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from duly.console import sql
-from duly.console.routes import BadQuery, Pages, Query, read, read_moment, read_number, show
+from duly.console.routes import BadQuery, Pages, Query, read, read_moment, show
 from duly.ids import parse_uuid
 from duly.operate.arguments import LARGEST_ID
 from duly.operate.dead_letters import DeadLetter, count_dead_letters, group_dead_letters
@@ -126,12 +126,8 @@ async def dead_letters(request: Request) -> Response:
 async def _letters(
     look: Look, query: Query, *, name: str | None, kind: str | None, entity: str | None
 ) -> list[DeadLetter]:
-    before_at, before_id = None, None
-    if (given := query.after()) is not None:
-        before_at, before_id = read_moment(given[0], naive=False), read_number(given[1])
-        if before_at is None or before_id is None:
-            raise BadQuery("after is what the link to the next page says")
-    values = {"before_at": before_at, "before_id": before_id, "error_kind": kind, "limit": PAGE + 1}
+    before_at, before_id = query.row_place() or (None, None)
+    values: dict[str, Any] = {"before_at": before_at, "before_id": before_id, "error_kind": kind, "limit": PAGE + 1}
     values["scan"] = PAGE + 1 if kind is None else DEAD_SCAN
     if entity is not None:
         rows = await look.rows(sql.LIST_DEAD_LETTERS_OF_ENTITY, entity_id=entity, name=name, **values)

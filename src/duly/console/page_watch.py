@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from duly.console.app import Look
 
 PAGE = 50
-ALERTS_LIMIT = 200
 AUDIT_SCAN = 5_000
 
 
@@ -65,12 +64,15 @@ async def _search_audit(
 
 async def alerts(request: Request) -> Response:
     """What is open; with ``all`` what was resolved, too."""
-    everything = Query(request).text("all") is not None
+    query = Query(request)
+    everything, before = query.text("all") is not None, query.row_place()
     async with read(request) as look:
-        found = await list_alerts(look.tx, open_only=not everything, limit=ALERTS_LIMIT + 1)
+        found = await list_alerts(look.tx, open_only=not everything, before=before, limit=PAGE + 1)
+    last = found[PAGE - 1] if len(found) > PAGE else None
+    after = f"{last.raised_at.isoformat()}_{last.id}" if last else None
     return show(
-        request, "alerts.html", now=look.now, alerts=found[:ALERTS_LIMIT], everything=everything,
-        are_all=len(found) <= ALERTS_LIMIT,
+        request, "alerts.html", now=look.now, alerts=found[:PAGE], everything=everything, after=after,
+        is_first=before is None,
     )  # fmt: skip
 
 

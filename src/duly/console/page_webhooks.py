@@ -22,6 +22,7 @@ from duly.webhooks.look import (
     find_any,
     list_alerts_of,
     list_of_type,
+    list_provider_secrets,
     list_secrets,
     say_delivery,
     say_standing,
@@ -57,10 +58,11 @@ async def webhooks(request: Request) -> Response:
     async with read(request) as look:
         found = await list_subscriptions(look.tx, before=before, limit=PAGE + 1)
         counts = await count_of_each(look.tx, [one.id for one in found[:PAGE]]) if found else {}
+        providers = await list_provider_secrets(look.tx) if before is None else []
     more = found[PAGE - 1].id if len(found) > PAGE else None
     return show(
         request, "webhooks.html", now=look.now, subscriptions=found[:PAGE], counts=counts, after=more,
-        is_first=before is None,
+        is_first=before is None, providers=providers,
     )  # fmt: skip
 
 

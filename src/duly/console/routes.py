@@ -339,6 +339,16 @@ class Query:
             raise BadQuery(f"{name} is what the link to the next page says")
         return at, id
 
+    def row_place(self, name: str = "after") -> tuple[datetime, int] | None:
+        """The same in a list by time and number."""
+        given = self.after(name)
+        if given is None:
+            return None
+        at, id = read_moment(given[0], naive=False), read_number(given[1])
+        if at is None or id is None:
+            raise BadQuery(f"{name} is what the link to the next page says")
+        return at, id
+
     def after(self, name: str = "after") -> tuple[str, str] | None:
         """Where the page before ended: a time and an id, as the link said it."""
         value = self.text(name)

@@ -25,10 +25,14 @@ class Alert:
     resolved_at: datetime | None
 
 
-async def list_alerts(tx: Tx, *, open_only: bool = True, limit: int = 100) -> list[Alert]:
-    """The newest first."""
+async def list_alerts(
+    tx: Tx, *, open_only: bool = True, before: tuple[datetime, int] | None = None, limit: int = 100
+) -> list[Alert]:
+    """One page, newest first; the next page is ``before=(last.raised_at, last.id)``."""
     statement = sql.LIST_OPEN_ALERTS if open_only else sql.LIST_ALERTS
-    return [Alert(*row) for row in await fetch(tx, statement, limit=page_size(limit))]
+    before_at, before_id = before or (None, None)
+    rows = await fetch(tx, statement, before_at=before_at, before_id=before_id, limit=page_size(limit))
+    return [Alert(*row) for row in rows]
 
 
 async def raise_alert(tx: Tx, *, subject: str, message: str) -> None:

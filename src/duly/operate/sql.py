@@ -361,9 +361,14 @@ FIND_AGGREGATE = Statement("SELECT aggregate_id FROM duly.outbox WHERE seq = CAS
 # ---------------------------------------------------------------------------------------------------- alerts, audit
 
 _ALERT = "SELECT id, kind, subject, message, count, raised_at, last_at, resolved_at FROM duly.alerts"
-_NEWEST_ALERT_FIRST = " ORDER BY raised_at DESC, id DESC LIMIT CAST(:limit AS int)"
-LIST_ALERTS = Statement(_ALERT + _NEWEST_ALERT_FIRST)
-LIST_OPEN_ALERTS = Statement(_ALERT + " WHERE resolved_at IS NULL" + _NEWEST_ALERT_FIRST)
+_NEWEST_ALERT_FIRST = """
+WHERE raised_at <= coalesce(CAST(:before_at AS timestamptz), 'infinity')
+  AND (raised_at, id) < (coalesce(CAST(:before_at AS timestamptz), 'infinity'),
+                         coalesce(CAST(:before_id AS bigint), 9223372036854775807)) {and_so}
+ORDER BY raised_at DESC, id DESC LIMIT CAST(:limit AS int)
+"""
+LIST_ALERTS = Statement(_ALERT + _NEWEST_ALERT_FIRST.replace("{and_so}", ""))
+LIST_OPEN_ALERTS = Statement(_ALERT + _NEWEST_ALERT_FIRST.replace("{and_so}", "AND resolved_at IS NULL"))
 RESOLVE_ALERT = Statement("""
 WITH changed AS (
     UPDATE duly.alerts SET resolved_at = duly.now() WHERE id = CAST(:id AS bigint) AND resolved_at IS NULL RETURNING *

@@ -15,6 +15,7 @@ from duly.operate.actions import Action, Arguments, Limit, Result, Text, registe
 from duly.operate.arguments import BULK_LIMIT, LARGEST_ID
 from duly.operate.counts import CAP, Count
 from duly.webhooks import deliveries, subscriptions
+from duly.webhooks.receive import add_provider_secret
 from duly.webhooks.sealing import Keyring
 from duly.webhooks.signing import LONGEST_SECRET
 from duly.webhooks.subscriptions import (
@@ -101,6 +102,14 @@ class Rotation(Arguments):
     overlap_hours: Annotated[float, Field(ge=0, le=LONGEST_OVERLAP_HOURS)] = 24
 
 
+class ProviderSecret(Arguments):
+    """What a provider signs with from now on; the last one stays valid for the overlap."""
+
+    provider: Text
+    secret: Secret | None = None
+    overlap_hours: Annotated[float, Field(ge=0, le=LONGEST_OVERLAP_HOURS)] = 24
+
+
 class OfSubscription(Arguments):
     """A subscription."""
 
@@ -152,6 +161,14 @@ async def _rotate(tx: Tx, given: Rotation, actor: str, reason: str | None) -> Re
         actor=actor, reason=reason,
     )  # fmt: skip
     return _made(made)
+
+
+async def _renew_provider_secret(tx: Tx, given: ProviderSecret, actor: str, reason: str | None) -> Result:
+    made = await add_provider_secret(
+        tx, Keyring.open(settings_of(tx)), given.provider, secret=_opened(given.secret),
+        overlap_hours=given.overlap_hours, actor=actor, reason=reason,
+    )  # fmt: skip
+    return Result(f"{given.provider} has a new secret", facts={"provider": given.provider}, secret=made)
 
 
 async def _pause(tx: Tx, given: OfSubscription, actor: str, reason: str | None) -> Result:
@@ -226,6 +243,10 @@ for _action in (
     Action(
         "webhooks.rotate", "Sign with a new secret, and for a while with the old one, too.",
         Rotation, _rotate, verb="Rotate the secret", makes_secret=True,
+    ),
+    Action(
+        "webhooks.provider-secret", "Believe a provider who signs with a new secret, and for a while the old one, too.",
+        ProviderSecret, _renew_provider_secret, verb="Set the secret", makes_secret=True,
     ),
     Action(
         "webhooks.pause", "Send nothing new to a subscriber; what comes is kept.", OfSubscription, _pause, verb="Pause"

@@ -48,6 +48,13 @@ class Secret:
 
 
 @dataclass(frozen=True)
+class ProviderSecret(Secret):
+    """The same of somebody who calls us."""
+
+    provider: str
+
+
+@dataclass(frozen=True)
 class Tried:
     """One attempt, in short."""
 
@@ -171,6 +178,12 @@ async def count_of_each(tx: Tx, ids: Sequence[UUID]) -> dict[UUID, dict[str, Cou
 async def list_secrets(tx: Tx, id: UUID) -> list[Secret]:
     """How old the valid secrets are, the newest first."""
     return [Secret(*row) for row in await fetch(tx, sql.LIST_SECRETS, id=id)]
+
+
+async def list_provider_secrets(tx: Tx, *, limit: int = 100) -> list[ProviderSecret]:
+    """Who may call us and how old the secrets are, by name; those of the configuration are not here."""
+    rows = await fetch(tx, sql.LIST_PROVIDER_SECRETS, limit=page_size(limit))
+    return [ProviderSecret(*row) for row in rows]
 
 
 async def find_any(tx: Tx, id: UUID) -> Subscription | None:

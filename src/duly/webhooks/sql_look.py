@@ -72,6 +72,10 @@ SELECT number, key_id, created_at, expires_at FROM duly.webhook_secrets
 WHERE subscription_id = CAST(:id AS uuid) AND (expires_at IS NULL OR expires_at > duly.now())
 ORDER BY number DESC LIMIT 10
 """)
+LIST_PROVIDER_SECRETS = Statement("""
+SELECT number, key_id, created_at, expires_at, provider FROM duly.webhook_provider_secrets
+WHERE expires_at IS NULL OR expires_at > duly.now() ORDER BY provider, number DESC LIMIT CAST(:limit AS int)
+""")
 FIND_ANY_SUBSCRIPTION = Statement("SELECT" + SUBSCRIPTION + "WHERE s.id = CAST(:id AS uuid)")
 FIND_OLDEST_WAITING = Statement("""
 SELECT d.created_at FROM duly.webhook_deliveries d

@@ -92,6 +92,10 @@ CASES = {
         {"input[name=description]": "pressed"},
     ),
     "webhooks.rotate": Case(HOOK, "webhook_subscription.secret_rotated", "", "form[action$='/webhooks.rotate'] button"),
+    "webhooks.provider-secret": Case(
+        "/console/webhooks", "webhook_provider.secret_added", "", "form[action$='/webhooks.provider-secret'] button",
+        {"input[name=provider]": "pressed"},
+    ),
     "webhooks.test": Case(HOOK, "webhook_subscription.tested"),
     "webhooks.redeliver": Case(
         f"/console/webhooks/deliveries/{{{DELIVERY}}}", "webhook_delivery.redelivered", FAIL_DELIVERY

@@ -47,18 +47,6 @@ def test_partitions_are_made_for_each_day_once(dsn: str) -> None:
     assert rows(dsn, PARTITIONS) == [(f"events_p203306{day}",) for day in (15, 16, 17, 18)]
 
 
-def test_a_fresh_schema_has_a_week_ahead_and_yesterday(dsn: str) -> None:
-    """E1.8: the clock of a machine that is an hour behind finds its partition too."""
-    query = """
-    SELECT min(right(c.relname, 8)::date - (statement_timestamp() AT TIME ZONE 'UTC')::date),
-           max(right(c.relname, 8)::date - (statement_timestamp() AT TIME ZONE 'UTC')::date)
-    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-    WHERE i.inhparent = 'duly.{}'::regclass AND c.relname ~ '_p[0-9]{{8}}$'
-    """
-    assert rows(dsn, query.format("events")) == [(-1, 7)]
-    assert rows(dsn, query.format("executions")) == [(-1, 7)]
-
-
 async def test_an_event_lands_in_the_partition_of_its_day(db: Database, dsn: str, clock: BusinessClock) -> None:
     """E1.8: to the millisecond, in UTC, whatever the session's zone."""
     create(dsn, "2033-06-14", 3)
