@@ -50,7 +50,7 @@ KNOWS_MORE_THAN_A_SCHEMA = {
 # That a text has no NUL in it, which parts of a filter go together, what a cron expression is.
 KNOWS_WHAT_CAN_BE_ASKED = {
     "GET /v1/console/jobs", "GET /v1/console/executions", "GET /v1/console/dead-letters", "GET /v1/console/events",
-    "GET /v1/console/schedules/preview",
+    "GET /v1/console/alerts", "GET /v1/console/schedules/preview",
 }  # fmt: skip
 # What a condition may be, which fields there are, which dates are before which, and what cannot be stored.
 KNOWS_MORE_THAN_A_SCHEMA |= {label for label in OPERATIONS if "/v1/decision/" in label}

@@ -35,6 +35,7 @@ from duly.schedules.cron import Cron
 from duly.schedules.edit import ScheduleRow
 from duly.webhooks import deliveries, subscriptions
 from duly.webhooks.look import host_of, list_provider_secrets
+from duly.webhooks.model import DeliveryStatus
 
 PREFIX = "/v1/console"
 Administrator = Annotated[Principal, Depends(Require(SCOPE, ADMINISTRATOR))]
@@ -119,8 +120,8 @@ def _add_action(router: Router, action: Action) -> None:
 def _add_lists(router: Router) -> None:
     @router.get("/jobs", summary="Jobs that wait or run, by id.")
     async def list_jobs(
-        tx: RequestTx, _: Reader, name: Word = None, entity: Word = None, status: Word = None, after: AfterId = None,
-        limit: Limit = 50,
+        tx: RequestTx, _: Reader, name: Word = None, entity: Word = None, status: jobs.JobStatus | None = None,
+        after: AfterId = None, limit: Limit = 50,
     ) -> Items:  # fmt: skip
         await fetch(tx, BEGIN_READING)
         found = await jobs.list_jobs(tx, name=name, entity_id=entity, status=status, limit=limit, after=after)
@@ -153,8 +154,8 @@ def _add_lists(router: Router) -> None:
 
     @router.get("/events", summary="Events, the newest first.")
     async def list_events(
-        tx: RequestTx, caller: Reader, status: Word = None, topic: Word = None, aggregate: Word = None,
-        limit: Limit = 50,
+        tx: RequestTx, caller: Reader, status: events.EventStatus | None = None, topic: Word = None,
+        aggregate: Word = None, limit: Limit = 50,
     ) -> Items:  # fmt: skip
         await fetch(tx, BEGIN_READING)
         found = await events.list_events(tx, status=status, topic=topic, aggregate_id=aggregate, limit=limit)
@@ -227,7 +228,12 @@ def _add_webhooks(router: Router) -> None:
 
     @router.get("/webhooks/{id}/deliveries", summary="Its deliveries, the newest first.")
     async def list_deliveries(
-        id: UUID, tx: RequestTx, _: Reader, status: Word = None, before: AfterId = None, limit: Limit = 50
+        id: UUID,
+        tx: RequestTx,
+        _: Reader,
+        status: DeliveryStatus | None = None,
+        before: AfterId = None,
+        limit: Limit = 50,
     ) -> Items:
         await fetch(tx, BEGIN_READING)
         found = await deliveries.list_deliveries(tx, subscription_id=id, status=status, before=before, limit=limit)

@@ -95,7 +95,7 @@ class Race:
         await working
         paid = sum(answer.status_code == 200 for answer in answers)
         self._head_start_seconds = min(
-            max(self._head_start_seconds * (1.3 if 2 * paid > len(orders) else 0.8), 0.001), 2.0
+            max(self._head_start_seconds * (2.0 if 2 * paid > len(orders) else 0.5), 0.001), 4.0
         )
         return answers
 
