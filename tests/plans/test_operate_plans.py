@@ -201,7 +201,7 @@ CONSOLE: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "pending events": (console_sql.LIST_PENDING, {"before": None, "limit": 51}, 1_000),
     "failed ones": (console_sql.LIST_FAILED, {"before": None, "limit": 51}, 200),
     "published ones": (console_sql.LIST_PUBLISHED, {"before": None, "limit": 51}, 51 + 31),
-    "how many were published lately": (console_sql.COUNT_JUST_PUBLISHED, {"scan": 5_000, "seconds": 300}, 5_000 + 31),
+    "how many were published lately": (console_sql.COUNT_JUST_PUBLISHED, {"scan": 1_000, "seconds": 300}, 1_000 + 31),
     "the record by who": (console_sql.SEARCH_AUDIT, FOUND | {"actor": "nobody", "action": None}, 2 * 5_000),
     "the record of a subject by what": (
         console_sql.SEARCH_AUDIT_OF_SUBJECT,

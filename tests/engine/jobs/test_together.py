@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,12 +14,15 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import text
 
 from duly import Database, Duly, Event, Fail, JobContext, Snooze, ThenTogether, Tx, Worker
+from duly.clock import monotonic
+from duly.errors import OutcomeUnknown
 from duly.jobs import run as run_module
 from duly.jobs import sql
 from duly.jobs import together as together_module
+from duly.jobs.claim import Claims
 from duly.jobs.outcomes import Cancel, Done, Outcome
 from duly.jobs.run import ASKED_AT_ONCE
-from duly.jobs.together import ALONE_AT_ONCE
+from duly.jobs.together import ALONE_AT_ONCE, Ended, Together
 from duly.settings import Settings
 from tests.engine.inbox.effects import publish_numbers
 from tests.engine.jobs.wire import Cut, breaking_wire
@@ -363,6 +367,73 @@ async def test_a_worker_that_stops_leaves_no_commit_under_way(dsn: str) -> None:
     await db.close()
     assert effects(dsn) == {}
     assert [(entity, status) for entity, status, _ in queue(dsn)] == [("1", "Pending")]
+
+
+class Unanswered(Database):
+    """A database that commits and then stays away, so that nobody learns of it."""
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, *, confirm: bool = False) -> AsyncIterator[Tx]:
+        """As ever, but for the answer."""
+        async with super().transaction(confirm=confirm) as tx:
+            yield tx
+        raise OutcomeUnknown("the database stayed away")
+
+
+async def test_a_commit_whose_outcome_cannot_be_learned_is_not_tried_again_by_each_of_them(dsn: str) -> None:
+    db = Unanswered(dsn)
+    turns: list[list[str]] = []
+
+    async def write(_: Tx, items: Sequence[str]) -> list[None]:
+        turns.append(list(items))
+        return [None] * len(items)
+
+    try:
+        together, finishing = await ending_together(db, dsn, write)
+        found = await asyncio.gather(*finishing, return_exceptions=True)
+        await together.close()
+    finally:
+        await db.close()
+    assert [type(one) for one in found] == [OutcomeUnknown, OutcomeUnknown]
+    assert turns == [["1", "2"]]
+
+
+async def test_who_is_ended_in_the_middle_of_a_commit_does_not_begin_it_again_alone(db: Database, dsn: str) -> None:
+    turns: list[list[str]] = []
+    entered = asyncio.Event()
+
+    async def write(_: Tx, items: Sequence[str]) -> list[None]:
+        turns.append(list(items))
+        entered.set()
+        await asyncio.Event().wait()
+        return [None] * len(items)
+
+    together, finishing = await ending_together(db, dsn, write)
+    await entered.wait()
+    await together.close()
+    await asyncio.wait(finishing, timeout=5)
+    assert [one.cancelled() for one in finishing] == [True, True]
+    assert turns == [["1", "2"]]
+
+
+async def ending_together(
+    db: Database, dsn: str, write: Callable[[Tx, Sequence[str]], Awaitable[Sequence[None]]]
+) -> tuple[Together, list[asyncio.Task[Any]]]:
+    """Two calls that ended at the same moment, and their one commit."""
+
+    async def call() -> None:
+        """Somebody was called."""
+
+    schedule_numbers(dsn, "call", 2)
+    [handler] = handlers(call).values()
+    connection = await db.connect()
+    try:
+        jobs = await Claims({"call": handler}, worker="w", lease_seconds=60).take(connection, 2)
+    finally:
+        await connection.close()
+    together = Together(db, worker="w", time_limit_seconds=60)
+    ended = [Ended(job, ThenTogether(write, str(job.entity_id)), monotonic()) for job in jobs]
+    return together, [asyncio.create_task(together.finish(handler, one)) for one in ended]
 
 
 async def test_a_conflict_repeats_what_follows_and_no_call(db: Database, dsn: str) -> None:

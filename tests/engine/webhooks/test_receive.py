@@ -212,6 +212,18 @@ async def test_a_rotated_secret_is_valid_for_its_overlap_and_no_longer(desk: Des
     assert (await desk.standard(id="d", secret=newer, at=NOW + 3600)).status_code == 200
 
 
+async def test_a_third_secret_of_a_provider_ends_the_first(desk: Desk) -> None:
+    """Two are valid at most: one that was stolen is gone after two rotations, whatever the overlap."""
+    newer, newest = ("whsec_" + base64.b64encode(letter * 32).decode() for letter in (b"n", b"o"))
+    await add_secret(desk.hooks.db, desk.hooks, newer, overlap_hours=24)
+    await add_secret(desk.hooks.db, desk.hooks, newest, overlap_hours=24)
+    assert (await desk.standard(id="a")).status_code == 401
+    assert (await desk.standard(id="b", secret=newer)).status_code == 200
+    assert (await desk.standard(id="c", secret=newest)).status_code == 200
+    valid = "SELECT number FROM duly.webhook_provider_secrets WHERE expires_at IS NULL OR expires_at > duly.now()"
+    assert sorted(rows(desk.hooks.dsn, valid)) == [(2,), (3,)]
+
+
 async def test_a_made_secret_of_a_provider_is_returned_once_and_a_given_one_is_not(hooks: Hooks) -> None:
     async with hooks.db.transaction() as tx:
         assert await add_provider_secret(tx, hooks.keyring, "parcels", secret=SECRET, actor="test") is None
