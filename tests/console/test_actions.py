@@ -54,6 +54,10 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         {"id": SUBSCRIPTION, "secret": SECRET, "overlap_hours": "1.5"},
         "webhooks rotate", "webhook_subscription.secret_rotated",
     ),
+    "webhooks.provider-secret": (
+        {"provider": "bank", "secret": SECRET, "overlap_hours": "1.5"},
+        "webhooks provider-secret", "webhook_provider.secret_added",
+    ),
     "webhooks.pause": ({"id": SUBSCRIPTION}, "webhooks pause", "webhook_subscription.paused"),
     "webhooks.resume": ({"id": DISABLED}, "webhooks resume", "webhook_subscription.resumed"),
     "webhooks.disable": ({"id": SUBSCRIPTION}, "webhooks disable", "webhook_subscription.disabled"),
