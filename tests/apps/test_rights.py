@@ -196,6 +196,7 @@ ACTION_BODIES: dict[str, dict[str, Any]] = {
     "schedules.remove": SCHEDULE,
     "consumers.via": {"name": "nobody", "via": "-"},
     "webhooks.add": NEW_SUBSCRIPTION,
+    "webhooks.provider-secret": {"provider": "rights"},
     "webhooks.redeliver-range": {"id": str(uuid4()), "since": "2026-01-01T00:00Z", "until": "2026-01-02T00:00Z"},
 }  # fmt: skip
 ACTION_BODIES |= {
@@ -212,7 +213,7 @@ RIGHTS |= {
     for path in (
         "status", "jobs", "jobs/{id}", "executions", "dead-letters", "dead-letters/groups", "events", "alerts", "audit",
         "schedules", "schedules/preview", "schedules/{name}", "why", "entity", "webhooks", "webhooks/{id}",
-        "webhooks/{id}/deliveries", "webhooks/deliveries/{id}",
+        "webhooks/{id}/deliveries", "webhooks/deliveries/{id}", "webhooks/providers",
     )
 }  # fmt: skip
 
