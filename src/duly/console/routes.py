@@ -42,6 +42,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Handle = Callable[[Request], Coroutine[Any, Any, Response]]
 FormPage = Callable[[Request, Wrong], Awaitable[Response]]
 P = TypeVar("P", bound=FormPage)
+Id = TypeVar("Id", UUID, int)
 
 
 class SignInNeeded(Exception):
@@ -331,20 +332,17 @@ class Query:
 
     def place(self, name: str = "after") -> tuple[datetime, UUID] | None:
         """Where the page before ended, in a list by time and UUID."""
-        given = self.after(name)
-        if given is None:
-            return None
-        at, id = read_moment(given[0], naive=False), parse_uuid(given[1])
-        if at is None or id is None:
-            raise BadQuery(f"{name} is what the link to the next page says")
-        return at, id
+        return self._place(name, parse_uuid)
 
     def row_place(self, name: str = "after") -> tuple[datetime, int] | None:
         """The same in a list by time and number."""
+        return self._place(name, read_number)
+
+    def _place(self, name: str, read_id: Callable[[str], Id | None]) -> tuple[datetime, Id] | None:
         given = self.after(name)
         if given is None:
             return None
-        at, id = read_moment(given[0], naive=False), read_number(given[1])
+        at, id = read_moment(given[0], naive=False), read_id(given[1])
         if at is None or id is None:
             raise BadQuery(f"{name} is what the link to the next page says")
         return at, id

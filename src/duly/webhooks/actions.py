@@ -102,7 +102,7 @@ class Rotation(Arguments):
     overlap_hours: Annotated[float, Field(ge=0, le=LONGEST_OVERLAP_HOURS)] = 24
 
 
-class ProviderSecret(Arguments):
+class NewProviderSecret(Arguments):
     """What a provider signs with from now on; the last one stays valid for the overlap."""
 
     provider: Text
@@ -163,7 +163,7 @@ async def _rotate(tx: Tx, given: Rotation, actor: str, reason: str | None) -> Re
     return _made(made)
 
 
-async def _renew_provider_secret(tx: Tx, given: ProviderSecret, actor: str, reason: str | None) -> Result:
+async def _renew_provider_secret(tx: Tx, given: NewProviderSecret, actor: str, reason: str | None) -> Result:
     made = await add_provider_secret(
         tx, Keyring.open(settings_of(tx)), given.provider, secret=_opened(given.secret),
         overlap_hours=given.overlap_hours, actor=actor, reason=reason,
@@ -246,7 +246,7 @@ for _action in (
     ),
     Action(
         "webhooks.provider-secret", "Believe a provider who signs with a new secret, and for a while the old one, too.",
-        ProviderSecret, _renew_provider_secret, verb="Set the secret", makes_secret=True,
+        NewProviderSecret, _renew_provider_secret, verb="Set the secret", makes_secret=True,
     ),
     Action(
         "webhooks.pause", "Send nothing new to a subscriber; what comes is kept.", OfSubscription, _pause, verb="Pause"
