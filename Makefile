@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
   test-pooler test-versions fmt check lock clean bench bench-http bench-growth bench-snapshot bench-memory \
   bench-report bench-birthdays bench-webhooks bench-ledger bench-decisions bench-payments bench-aml bench-brokers \
   bench-kyc absent-keycloak \
-  chaos simulate decade
+  chaos simulate decade mutants
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -112,6 +112,9 @@ chaos: $(STAMP) ## the crash matrix, the safeguards one by one, and chaos by see
 	@$(BIN)/python -m tests.crashes.matrix
 	@$(BIN)/python -m tests.chaos safeguards
 	@$(BIN)/python -m tests.chaos run --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
+
+mutants: $(STAMP) ## break the code in one place at a time and see that a test of its requirement fails (ONLY=E1,E3.5, EACH=2)
+	@$(BIN)/python -m tests.mutants --only "$(ONLY)" --each $(or $(EACH),0)
 
 simulate: $(STAMP) ## a million steps of every decision against a simple model (STEPS, SEED)
 	@$(BIN)/python -m tests.simulation --steps $(or $(STEPS),1000000) --seed $(or $(SEED),1)

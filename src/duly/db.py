@@ -57,7 +57,7 @@ class Scope:
     notified: set[str] = field(default_factory=set)
     correlation_id: UUID | None = None
     settings: Settings | None = None
-    xid: str | None = None
+    mark: str | None = None
 
 
 _raw_scopes: dict[int, Scope] = {}  # by id() of an asyncpg connection, while a transaction of ours is open on it
@@ -237,8 +237,8 @@ class Database:
     async def transaction(self, *, confirm: bool = False) -> AsyncIterator[Tx]:
         """A session in one transaction: commits when the block ends, rolls back when it raises.
 
-        With ``confirm`` the transaction's id is asked for before COMMIT, so that a COMMIT whose reply is lost is
-        looked up afterwards instead of guessed; without it, unless a statement told it (``note_xid``), such a COMMIT
+        With ``confirm`` the transaction's mark is asked for before COMMIT, so that a COMMIT whose reply is lost is
+        looked up afterwards instead of guessed; without it, unless a statement told it (``note_mark``), such a COMMIT
         raises ``OutcomeUnknown``.
         """
         scope = Scope(self._poker, settings=self.settings)
@@ -285,39 +285,39 @@ class Database:
 
     async def _commit(self, session: AsyncSession, scope: Scope, *, confirm: bool) -> None:
         await session.flush()
-        xid = scope.xid
-        if confirm and xid is None:
-            xid = (await session.execute(_CURRENT_XACT)).scalar()
+        mark = scope.mark
+        if confirm and mark is None:
+            mark = (await session.execute(_READ_MARK)).scalar()
         try:
             await session.commit()
         except Exception as error:
             if not is_disconnect(error):
                 raise
-            if xid is not None and await self._committed(xid):
+            if mark is not None and await self._committed(mark):
                 return
-            if xid is not None:
+            if mark is not None:
                 raise Unavailable("the connection was lost before COMMIT took effect; nothing was written") from error
             raise OutcomeUnknown(LOST_COMMIT) from error
 
-    async def _committed(self, xid: str) -> bool:
+    async def _committed(self, mark: str) -> bool:
         """Whether a transaction whose COMMIT got no answer took effect; waits while it is still in progress."""
         for attempt in range(40):
             try:
                 connection = await self.connect(application="duly-resolve")
                 try:
-                    status = await connection.fetchval("SELECT pg_xact_status($1::text::xid8)", xid)
+                    outcome = await connection.fetchval("SELECT duly.commit_outcome($1)", mark)
                 finally:
                     await connection.close()
             except Exception as error:
                 if not is_disconnect(error):
                     raise
-                status = None
-            if status == "committed":
-                return True
-            if status == "aborted":
-                return False
+                outcome = None
+            if outcome in {"committed", "aborted", "lost"}:
+                return bool(outcome == "committed")
+            if outcome == "crashed":
+                raise OutcomeUnknown(LOST_COMMIT)
             await asyncio.sleep(min(0.05 * 2**attempt, 1.0))
-        raise OutcomeUnknown(f"the outcome of transaction {xid} could not be learned: the database stayed away")
+        raise OutcomeUnknown(f"the outcome of transaction {mark} could not be learned: the database stayed away")
 
     async def run(self, work: Callable[[Tx], Awaitable[T]], *, confirm: bool = True) -> T:
         """Run ``work`` in a transaction, again up to three times when it lost a deadlock or a serialization race."""
@@ -409,7 +409,7 @@ class Database:
             self._sync_engine.dispose()
 
 
-_CURRENT_XACT = text("SELECT pg_current_xact_id_if_assigned()::text")
+_READ_MARK = text("SELECT duly.commit_mark()")
 
 
 def atomic(connection: Any) -> contextlib.AbstractAsyncContextManager[Any]:
@@ -427,10 +427,10 @@ def origin_of(tx: Any) -> Origin:
     return origin
 
 
-def note_xid(tx: Any, xid: str) -> None:
-    """Whoever got the transaction's id with a statement of theirs says so, and COMMIT need not ask for it."""
+def note_mark(tx: Any, mark: str) -> None:
+    """Whoever got ``duly.commit_mark()`` with a statement of theirs says so, and COMMIT need not ask for it."""
     if scope := _scope(tx):
-        scope.xid = xid
+        scope.mark = mark
 
 
 def request_poke(tx: Any, channel: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,20 @@ import pytest_asyncio
 from sqlalchemy import event
 
 from apps import samples
+from apps.commerce import service as commerce
+from apps.commerce.model import Line
 from apps.wiring import app
 from duly.db import Database
-from duly.testing import BusinessClock
+from duly.schedules.tick import Scheduler
+from duly.testing import BusinessClock, drain
+from tests.apps.commerce.acting import run_job
+from tests.apps.currencies.bank import serving_bank
 from tests.console.conftest import Site, serving
 from tests.support import rows, value
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}"
 STATEMENTS_LIMIT = 15
+NOON = datetime(2026, 11, 13, 12, tzinfo=UTC)  # a Friday; 13:00 in Warsaw
 LISTS = (
     "/transfers", "/transfers?status=Pending", "/quality", "/quality?status=OPEN", "/quality?severity=HIGH",
     "/quality?supplier=ACME-7", "/birthdays", "/birthdays?status=PROCESSING", "/birthdays?status=COMPLETED",
@@ -135,8 +143,6 @@ async def test_birthdays_show_no_name_and_no_date_of_birth(
 async def test_a_birthday_is_shown_by_the_users_clocks_and_says_how_late_it_is(
     site: Site, dsn: str, clock: BusinessClock
 ) -> None:
-    from datetime import UTC, datetime
-
     clock.freeze(datetime(2026, 6, 15, 7, 10, tzinfo=UTC))
     rows(dsn, "INSERT INTO birthdays.events (id, user_id, year, target_local, timezone, target_utc, created_at, "
               "updated_at) VALUES (duly.uuid7(), duly.uuid7(), 2026, '2026-06-15 09:00', 'Europe/Warsaw', "
@@ -156,6 +162,57 @@ async def test_an_orders_page_tells_its_payment_timers_and_events(site: Site, db
     assert f'href="/console/entity?id={waiting}"' in page
     found = await browser.get("/console/orders", params={"id": waiting})
     assert (found.status_code, found.headers["location"]) == (303, f"/console/orders/{waiting}")
+
+
+async def test_orders_say_what_is_overdue_and_then_what_its_timer_did(
+    site: Site, db: Database, clock: BusinessClock
+) -> None:
+    """C4: in numbers, beside each order, and in the runs on its page."""
+    clock.freeze(NOON)
+    old, older = [await place(db) for _ in range(2)]
+    clock.advance(minutes=10)
+    young = await place(db)
+    clock.advance(minutes=6)
+    browser = await site.signed_in("otto")
+    page = (await browser.get("/console/orders")).text
+    assert re.findall(r"(Awaiting payment|Overdue)</a></dt><dd>(\d+)</dd>", page) == [
+        ("Awaiting payment", "3"), ("Overdue", "2")
+    ]  # fmt: skip
+    marked = {
+        id: "overdue" in row
+        for id, row in re.findall(r'href="/console/orders/([0-9a-f-]+)"(.*?)</tr>', page, re.DOTALL)
+    }
+    assert marked == {old: True, older: True, young: False}
+    assert "have expired" not in (await browser.get(f"/console/orders/{old}")).text
+    await drain(db, app.handlers)
+    assert "the order and its payment have expired" in (await browser.get(f"/console/orders/{old}")).text
+    page = (await browser.get("/console/orders")).text
+    assert re.findall(r"(Awaiting payment|Overdue)</a></dt><dd>(\d+)</dd>", page) == [
+        ("Awaiting payment", "1"), ("Overdue", "0")
+    ]  # fmt: skip
+    assert ">overdue<" not in page
+
+
+async def place(db: Database) -> str:
+    """An order's id."""
+    async with db.transaction() as tx:
+        lines = [Line("tea", 1, Decimal("1.50"))]
+        return str((await commerce.place_order(tx, customer="ann", currency="PLN", lines=lines)).id)
+
+
+async def test_what_is_over_is_listed_by_its_kind_the_newest_first(site: Site, dsn: str) -> None:
+    """C4: what was delivered, and what was not."""
+    rows(dsn, "INSERT INTO birthdays.events (id, user_id, year, target_local, timezone, target_utc, status, "
+              "processing_at, executed_at, failure_reason, created_at, updated_at) SELECT duly.uuid7(), "
+              "lpad(d::text, 32, '0')::uuid, 2026, make_timestamp(2026, 6, d, 9, 0, 0), 'UTC', at, s, at, "
+              "CASE s WHEN 'COMPLETED' THEN at END, CASE s WHEN 'FAILED' THEN 'no' END, duly.now(), duly.now() "
+              "FROM generate_series(11, 16) AS d, LATERAL (SELECT make_timestamptz(2026, 6, d, 9, 0, 0, 'UTC') AS at, "
+              "CASE mod(d, 2) WHEN 0 THEN 'FAILED' ELSE 'COMPLETED' END AS s) AS made")  # fmt: skip
+    browser = await site.signed_in("otto")
+    for status, days in (("COMPLETED", [15, 13, 11]), ("FAILED", [16, 14, 12])):
+        page = (await browser.get(f"/console/birthdays?status={status}")).text
+        found = re.findall(r'class="row" href="/console/birthdays/[0-9a-f-]+(\d\d)"', page)
+        assert [int(day) for day in found] == days
 
 
 async def test_a_transfer_says_what_ends_it(site: Site, db: Database, dsn: str) -> None:
@@ -181,6 +238,27 @@ async def test_rates_say_which_table_holds_and_how_the_last_sync_went(site: Site
     for word in ("There is no table of 2026-01-06", "Table 2/A/NBP/2026", "4.20300000", "corrected", "never ran"):
         assert word in page, word
     assert "4.1<" not in page
+
+
+async def test_rates_show_the_last_syncs_and_when_the_next_one_is(
+    site: Site, db: Database, dsn: str, clock: BusinessClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C4: by Warsaw's clocks; the runs of other jobs are not shown, and a schedule that is disabled says so."""
+    clock.freeze(NOON)
+    await Scheduler(db).run_once()
+    async with serving_bank() as bank:
+        monkeypatch.setenv("NBP_URL", bank.url)
+        await run_job(db, dsn, "CurrencyRateSync")
+    await run_job(db, dsn, "PaymentExpiration")
+    browser = await site.signed_in("otto")
+    page = (await browser.get("/console/rates")).text
+    assert "with 32 rates, stored" in page
+    assert "that their timers missed" not in page
+    assert re.search(r"runs next at <time[^>]*>2026-11-14 12:15", page)
+    rows(dsn, "UPDATE duly.schedules SET enabled = false WHERE name = 'CurrencyRateSync'")
+    page = (await browser.get("/console/rates")).text
+    assert "is disabled" in page
+    assert "runs next" not in page
 
 
 async def test_an_accounts_page_tells_how_it_stands_and_names_nobody_to_whoever_only_reads(

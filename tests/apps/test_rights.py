@@ -261,6 +261,18 @@ async def test_what_a_route_declares_is_what_the_table_says(api: Api) -> None:
     assert declared == {key: [(right.scope, frozenset(right.roles))] for key, right in RIGHTS.items()}
 
 
+async def test_every_route_that_changes_something_takes_a_key(api: Api) -> None:
+    """E4.1: but the one whose answer is a secret, which must not be stored."""
+    without = {
+        (method.upper(), path)
+        for path, operations in api.fastapi.openapi()["paths"].items()
+        for method, operation in operations.items()
+        if method in {"post", "put", "patch", "delete"}
+        and "Idempotency-Key" not in [parameter["name"] for parameter in operation.get("parameters", [])]
+    }
+    assert without & RIGHTS.keys() == {("POST", "/v1/orders/{order_id}/links")}
+
+
 @pytest.mark.parametrize("key", RIGHTS, ids=" ".join)
 async def test_a_route_answers_each_kind_of_token_as_it_must(api: Api, key: tuple[str, str]) -> None:
     right = RIGHTS[key]

@@ -292,7 +292,7 @@ def _() -> None:
 
 @_in_process("unknown_is_not_failure", "a COMMIT without an answer is looked up, not repeated", "commit_reply_lost")
 def _() -> None:
-    async def no(_self: Any, _xid: str) -> bool:
+    async def no(_self: Any, _mark: str) -> bool:
         return False
 
     _replace(Database, "_committed", no)
@@ -300,9 +300,9 @@ def _() -> None:
 
 @_in_process("unknown_is_not_success", "a COMMIT without an answer is not taken for granted", "commit_lost")
 def _() -> None:
-    async def hope(self: Any, session: Any, *, confirm: bool) -> None:
+    async def hope(*given: Any, **named: Any) -> None:
         with contextlib.suppress(OutcomeUnknown, Unavailable):
-            await commit(self, session, confirm=confirm)
+            await commit(*given, **named)
 
     commit = _replace(Database, "_commit", hope)
 

@@ -186,6 +186,25 @@ async def test_the_editor_shows_the_next_ten_runs_and_marks_the_clocks(
     assert "disabled>Add what is previewed" not in page.text
 
 
+async def test_an_expression_that_is_too_long_is_not_read(ada: httpx2.AsyncClient) -> None:
+    """FAULTS: a crafted cron cannot eat memory."""
+    page = await ada.get("/console/schedules/new", params={"name": "a.b", "cron": "1," * 2_000 + "1 * * * *"})
+    assert page.status_code == 200
+    assert "at most 100 characters" in page.text
+    assert "<li><time" not in page.text
+
+
+async def test_the_last_run_of_a_name_is_the_newest(ada: httpx2.AsyncClient, dsn: str) -> None:
+    """E7.1: of two runs of a schedule the list shows how the last one ended."""
+    rows(dsn, "INSERT INTO duly.executions (execution_id, job_id, name, source, started_at, completed_at, succeeded, "
+              "outcome, retry_count, worker, lease_token) SELECT duly.uuid7(), n, 'duly.forget-audit', 'Scheduled', "
+              "duly.now(), duly.now() - n * interval '1 min', n = 2, CASE n WHEN 2 THEN 'done' ELSE 'lost' END, 0, "
+              "'w', 1 FROM generate_series(1, 2) AS n")  # fmt: skip
+    for path in ("/console/jobs", "/console/schedules"):
+        page = (await ada.get(path)).text
+        assert (page.count("/console/jobs/1/runs/"), page.count("/console/jobs/2/runs/")) == (1, 0), path
+
+
 async def test_times_are_shown_in_the_schedules_zone_with_utc_in_the_title(
     ada: httpx2.AsyncClient, dsn: str, clock: BusinessClock
 ) -> None:

@@ -124,8 +124,12 @@ async def site(db: Database, tmp_path: Path) -> AsyncIterator[Site]:
 
 
 def audited(dsn: str) -> list[tuple[Any, ...]]:
-    """What was done."""
-    return rows(dsn, "SELECT action, actor, subject, reason, before, after FROM duly.audit ORDER BY id")
+    """What was done, but for signing in."""
+    return rows(
+        dsn,
+        "SELECT action, actor, subject, reason, before, after FROM duly.audit WHERE subject <> 'console:session' "
+        "ORDER BY id",
+    )
 
 
 def menu(page: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -12,9 +13,10 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import httpx2
 import pytest
 
-from duly.console.sessions import Session
+from duly.console.sessions import REFUSALS_AN_HOUR, Session
 from duly.console.sign_in import Attempt, local_path
 from duly.db import Database
+from duly.testing import BusinessClock
 from tests.console.conftest import Site, ask, choose, csrf_of, post, serving, sign_in
 from tests.console.world import EVENT, PAGES, PUBLISHED, fill
 from tests.support import rows, value
@@ -71,19 +73,21 @@ async def test_the_browser_holds_an_opaque_id_and_the_database_its_hash(site: Si
     assert "eyJ" not in "".join(answer.headers.get_list("set-cookie"))  # no token
 
 
-async def test_in_production_the_cookie_is_for_this_host_and_tls_only(db: Database, tmp_path: Path) -> None:
+@pytest.mark.parametrize("url", ["https://ops.example", ""])
+async def test_in_production_the_cookie_is_for_this_host_and_tls_only(db: Database, tmp_path: Path, url: str) -> None:
     """FAULTS: __Host-, Secure, HttpOnly, SameSite; and the console is served there."""
     async with serving(db, tmp_path) as development:
         settings: dict[str, Any] = {
             "env": "production",
             "oidc_issuer": development.issuer.url,
-            "console_url": "https://ops.example",
+            "console_url": url,
         }
         async with serving(db, tmp_path / "other", **settings) as site:
             browser = await site.browser()
             begun = await browser.get("/console/sign-in")
             assert begun.status_code == 302
-            assert "redirect_uri=https%3A%2F%2Fops.example%2Fconsole%2Fsign-in%2Fcallback" in begun.headers["location"]
+            back = urlencode({"redirect_uri": f"{url or site.url}/console/sign-in/callback"})
+            assert back in begun.headers["location"]
             (cookie,) = begun.headers.get_list("set-cookie")
             assert cookie.startswith("__Host-duly-sign-in=")
             assert "Secure" in cookie
@@ -197,6 +201,8 @@ async def test_what_the_provider_says_must_fit_together(
     answer = await sign_in(await site.browser(), "ada")
     assert answer.status_code == status, answer.text[-300:]
     assert value(dsn, "SELECT count(*) FROM duly.console_sessions") == (status == 303)
+    said = {303: [("ada", "console.signed_in")], 403: [("ada", "console.sign_in_refused")], 401: []}
+    assert rows(dsn, "SELECT actor, action FROM duly.audit") == said[status]
 
 
 async def test_the_session_is_new_at_each_sign_in(site: Site, dsn: str) -> None:
@@ -257,6 +263,65 @@ async def test_signing_out_ends_the_session_here_and_in_the_database(ada: httpx2
     ada.cookies.set("duly", id, domain="127.0.0.1")
     assert (await ada.get("/console")).status_code == 302
     assert value(dsn, "SELECT count(*) FROM duly.console_sessions WHERE revoked_at IS NULL") == 0
+
+
+async def test_signing_in_and_out_is_in_the_audit_by_subject_alone(
+    site: Site, ada: httpx2.AsyncClient, dsn: str
+) -> None:
+    """E7.1: who came and went, and when; no name, no session, and nothing of it among what people did."""
+    await ada.post("/console/sign-out", data={"csrf": await csrf_of(ada)})
+    otto = await site.signed_in("otto")
+    assert rows(dsn, "SELECT action, actor, subject, reason, before, after FROM duly.audit ORDER BY id") == [
+        (f"console.signed_{way}", person, "console:session", None, None, None)
+        for way, person in (("in", "ada"), ("out", "ada"), ("in", "otto"))
+    ]
+    page = (await otto.get("/console/audit?who=ada")).text
+    assert (page.count("console.signed_in"), page.count("console.signed_out")) == (1, 1)
+    assert "Nobody has done anything yet." in (await otto.get("/console")).text
+
+
+async def test_who_signs_in_anew_has_gone_before(ada: httpx2.AsyncClient, dsn: str) -> None:
+    await sign_in(ada, "otto")
+    said = rows(dsn, "SELECT actor, action FROM duly.audit ORDER BY id")
+    assert said[1:] == [("ada", "console.signed_out"), ("otto", "console.signed_in")]
+
+
+async def test_coming_and_going_and_their_record_are_one_commit(site: Site, ada: httpx2.AsyncClient, dsn: str) -> None:
+    """When the record cannot be written, nobody is signed in, and nobody out."""
+    token = await csrf_of(ada)
+    rows(dsn, "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+              "$$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '23514'; END $$")  # fmt: skip
+    rows(dsn, "CREATE TRIGGER refuse BEFORE INSERT ON duly.audit FOR EACH ROW EXECUTE FUNCTION refuse()")
+    assert (await sign_in(await site.browser(), "otto")).status_code == 400
+    assert (await ada.post("/console/sign-out", data={"csrf": token})).status_code == 422
+    assert rows(dsn, "SELECT subject, revoked_at FROM duly.console_sessions") == [("ada", None)]
+
+
+async def test_a_refused_sign_in_is_in_the_audit_once_an_hour(site: Site, dsn: str, clock: BusinessClock) -> None:
+    """Only of whom the provider knows; and one who tries all night does not fill the record."""
+    clock.freeze(datetime(2026, 3, 2, 12, tzinfo=UTC))
+    counted = []
+    for seconds in (0, 1, 3_598, 1):
+        clock.advance(seconds=seconds)
+        assert (await sign_in(await site.browser(), "nora")).status_code == 403
+        counted.append(value(dsn, "SELECT count(*) FROM duly.audit"))
+    assert counted == [1, 1, 1, 2]
+    ada = await site.signed_in("ada")
+    assert (await ada.get("/console/audit?who=nora")).text.count("console.sign_in_refused") == 2
+
+
+@pytest.mark.parametrize(("others", "written"), [(REFUSALS_AN_HOUR - 1, 1), (REFUSALS_AN_HOUR, 0)])
+async def test_refused_sign_ins_of_many_people_are_so_many_an_hour(
+    site: Site, dsn: str, others: int, written: int
+) -> None:
+    rows(
+        dsn,
+        "INSERT INTO duly.audit (at, actor, action, subject) SELECT duly.now(), 'p' || n, 'console.sign_in_refused', "
+        "'console:sign-in' FROM generate_series(1, %(others)s) AS n",
+        {"others": others},
+    )
+    assert (await sign_in(await site.browser(), "nora")).status_code == 403
+    assert value(dsn, "SELECT count(*) FROM duly.audit WHERE actor = 'nora'") == written
 
 
 async def test_a_form_needs_the_token_of_its_session_and_our_origin(

@@ -372,6 +372,12 @@ def test_an_event_as_the_relay_reads_it_can_be_written_to_the_wire() -> None:
     assert received.payload == {"share": Decimal("0.25"), "amount": "0.10"}
 
 
+def test_a_fraction_that_no_float_can_hold_is_exact_on_the_wire() -> None:
+    """E1.2: plain SQL may emit any number; one that JSON's readers would round goes as text."""
+    read = json.loads('{"amount": 0.10000000000000000000001, "share": 0.5}', parse_float=Decimal)
+    assert to_cloudevent(event(read))["data"] == {"amount": "0.10000000000000000000001", "share": 0.5}
+
+
 @pytest.mark.parametrize(
     "change",
     [

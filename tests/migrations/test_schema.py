@@ -188,7 +188,7 @@ def test_many_processes_may_migrate_at_once(empty: str) -> None:
             assert process.stdout.readline() == "ready\n"
     # The gate is open, and all of them are past their imports: now they race.
     assert [finish(process) for process in processes] == [(0, "")] * 3
-    assert rows(empty, "SELECT version_num FROM duly.schema_version") == [("0009",)]
+    assert rows(empty, "SELECT version_num FROM duly.schema_version") == [("0010",)]
     check_schema(empty)
 
 
@@ -201,7 +201,7 @@ def write_migrations(directory: Path, statement: str) -> Path:
     source = f"""
     from alembic import op
 
-    revision, down_revision, branch_labels, depends_on = "next", "0009", None, None
+    revision, down_revision, branch_labels, depends_on = "next", "0010", None, None
 
 
     def upgrade() -> None:
@@ -225,14 +225,14 @@ def test_a_database_without_the_schema_is_refused_with_what_to_do(empty: str) ->
 def test_an_older_schema_is_refused_with_what_to_do(dsn: str, tmp_path: Path) -> None:
     """E7.2: this code brings a migration that the database has not seen."""
     directory = write_migrations(tmp_path / "migrations", "SELECT 1")
-    with pytest.raises(Refused, match=r"schema \(0009\) is older than this code \(next\): run `duly migrate`"):
+    with pytest.raises(Refused, match=r"schema \(0010\) is older than this code \(next\): run `duly migrate`"):
         check_schema(dsn, directory=directory)
 
 
 def test_a_newer_schema_is_refused_with_what_to_do(dsn: str, tmp_path: Path) -> None:
     """E7.2: a later version has migrated, and this process is the old one."""
     migrate(dsn, directory=write_migrations(tmp_path / "migrations", "SELECT 1"))
-    with pytest.raises(Refused, match=r"schema \(next\) is newer than this code \(0009\): upgrade duly"):
+    with pytest.raises(Refused, match=r"schema \(next\) is newer than this code \(0010\): upgrade duly"):
         check_schema(dsn)
 
 

@@ -1,7 +1,8 @@
 """The data directory: who may use it, and the embedded PostgreSQL that lives in it.
 
-A command that needs the embedded server starts it when it does not run; the last one that leaves stops it, unless
-somebody else started it. Locks are the kernel's (flock): a process that is killed holds none.
+A command that needs the embedded server starts it when it does not run, and again when it dies meanwhile; the last one
+that leaves stops it, unless somebody else started it. Locks are the kernel's (flock): a process that is killed holds
+none.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,8 @@ from duly.settings import Settings
 log = structlog.get_logger("duly.home")
 GATE_SECONDS = 120.0
 ANSWER_SECONDS = 10.0
+WATCH_SECONDS = 1.0
+MOST_WATCH_SECONDS = 30.0
 
 
 @contextlib.contextmanager
@@ -51,7 +55,8 @@ def database_address(settings: Settings) -> Iterator[str]:
             _try_lock(users, fcntl.LOCK_SH)
             _start(postgres, settings.data)
         try:
-            yield postgres.dsn()
+            with _kept_up(postgres, settings):
+                yield postgres.dsn()
         finally:
             with _gate(settings):
                 fcntl.flock(users, fcntl.LOCK_UN)
@@ -90,6 +95,43 @@ def _start(postgres: EmbeddedPostgres, home: Path) -> None:
         if monotonic() > deadline:
             raise Refused(f"the PostgreSQL in {postgres.directory} runs but does not answer: see server.log there")
         time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def _kept_up(postgres: EmbeddedPostgres, settings: Settings) -> Iterator[None]:
+    """Look after it, in a thread: nobody else would start it again if it were killed."""
+    over = threading.Event()
+    thread = threading.Thread(target=_watch, args=(postgres, settings, over), name="embedded-postgres", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(ANSWER_SECONDS)
+
+
+def _watch(postgres: EmbeddedPostgres, settings: Settings, over: threading.Event) -> None:
+    wait = WATCH_SECONDS
+    while not over.wait(wait):
+        wait = WATCH_SECONDS
+        if _is_alive(postgres):
+            continue
+        log.warning("embedded_postgres_gone", directory=str(postgres.directory))
+        try:
+            with _gate(settings):
+                if not over.is_set():
+                    _start(postgres, settings.data)
+        except (Refused, OSError, psycopg.Error) as error:  # a full disk, for example: it may have room later
+            log.error("embedded_postgres_not_started", error=str(error))
+            wait = MOST_WATCH_SECONDS
+
+
+def _is_alive(postgres: EmbeddedPostgres) -> bool:
+    """Whether the server's process is there; cheaper than asking the server."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        os.kill(int(_postmaster(postgres).splitlines()[0]), 0)
+        return True
+    return False
 
 
 def _answers(postgres: EmbeddedPostgres) -> bool:

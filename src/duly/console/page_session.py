@@ -9,7 +9,7 @@ from fastapi import Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from duly.console.routes import MOUNT, Pages, for_anyone, public, show, show_error, signed_in
-from duly.console.sessions import LONGEST_HOURS, create_session, revoke_session
+from duly.console.sessions import LONGEST_HOURS, create_session, note_refusal, revoke_session
 from duly.console.sign_in import COOKIE_SECONDS, SCOPE, Attempt, local_path
 from duly.errors import Forbidden, NotFound
 
@@ -58,12 +58,13 @@ async def come_back(request: Request) -> Response:
     roles = console.rights.roles & principal.roles
     if SCOPE not in principal.scopes or not roles:
         log.warning("console_sign_in_without_role")
+        await note_refusal(console.db, principal.subject)
         response = show_error(request, Forbidden("you are signed in, but have no role that the console asks for"))
     else:
         old = await console.find_session(request)
-        if old is not None:
-            await revoke_session(console.db, old.id_hash)
-        id = await create_session(console.db, subject=principal.subject, name=name, roles=roles)
+        id = await create_session(
+            console.db, subject=principal.subject, name=name, roles=roles, replaces=old.id_hash if old else None
+        )
         response = RedirectResponse(local_path(attempt.return_to), status_code=303, headers=NO_STORE)
         console.set_cookie(request, response, id, seconds=LONGEST_HOURS * 3_600)
         log.info("console_signed_in", roles=sorted(roles))

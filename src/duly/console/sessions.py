@@ -8,8 +8,9 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from duly.db import Database, Statement, fetch
+from duly.db import Database, Statement, Tx, fetch
 from duly.operate.arguments import TEXT_LIMIT
+from duly.operate.audit import write_audit
 
 ADMINISTRATOR, OPERATOR = "ADMINISTRATOR", "OPERATOR"
 ROLES = frozenset({ADMINISTRATOR, OPERATOR})
@@ -17,6 +18,8 @@ LONGEST_HOURS = 8
 IDLE_SECONDS = 3_600
 TOUCH_SECONDS = 60  # how often being seen is written down: a page that reads should not write each time
 ID_LIMIT = 100
+SESSION, SIGN_IN = "console:session", "console:sign-in"  # what the audit says that coming and going is about
+REFUSALS_AN_HOUR = 60
 
 # clock_timestamp(): a session is about a person at a machine, not about business time.
 CREATE_SESSION = Statement("""
@@ -47,7 +50,20 @@ WHERE id_hash = ANY(CAST(:id_hashes AS bytea[])) AND"""
 )
 REVOKE_SESSION = Statement("""
 UPDATE duly.console_sessions SET revoked_at = clock_timestamp()
-WHERE id_hash = CAST(:id_hash AS bytea) AND revoked_at IS NULL
+WHERE id_hash = CAST(:id_hash AS bytea) AND revoked_at IS NULL RETURNING subject
+""")
+# Of one person once an hour, and so many of all: whoever the provider lets in could go on all night. Along
+# audit_subject.
+NOTE_REFUSAL = Statement("""
+WITH lately AS (
+    SELECT actor FROM (SELECT actor, at FROM duly.audit WHERE subject = CAST(:subject AS text)
+                       ORDER BY id DESC LIMIT CAST(:most AS int)) AS newest
+    WHERE at > duly.now() - interval '1 hour'
+)
+INSERT INTO duly.audit (at, actor, action, subject)
+SELECT duly.now(), CAST(:actor AS text), 'console.sign_in_refused', CAST(:subject AS text)
+WHERE (SELECT count(*) FROM lately) < CAST(:most AS int)
+  AND NOT EXISTS (SELECT 1 FROM lately WHERE actor = CAST(:actor AS text))
 """)
 
 
@@ -78,14 +94,22 @@ class Session:
         return said if len(said) <= TEXT_LIMIT else self.subject[:TEXT_LIMIT]
 
 
-async def create_session(db: Database, *, subject: str, name: str, roles: Iterable[str]) -> str:
-    """Sign a person in, with the roles that matter here; the id for their browser, which is new at each sign-in."""
+async def create_session(
+    db: Database, *, subject: str, name: str, roles: Iterable[str], replaces: bytes | None = None
+) -> str:
+    """Sign a person in, with the roles that matter here; the id for their browser, which is new at each sign-in.
+
+    What that browser had before ends in the same commit, which also says in the audit who came and went.
+    """
     id = secrets.token_urlsafe(32)
     held = sorted(set(roles))
     async with db.transaction() as tx:
+        if replaces is not None:
+            await _revoke(tx, replaces)
         await fetch(
             tx, CREATE_SESSION, id_hash=hash_id(id), subject=subject, name=name, roles=held, hours=LONGEST_HOURS
         )
+        await write_audit(tx, actor=subject, action="console.signed_in", subject=SESSION)
     return id
 
 
@@ -117,12 +141,23 @@ async def find_alive(db: Database, id_hashes: Sequence[bytes]) -> frozenset[byte
 async def revoke_session(db: Database, id_hash: bytes) -> None:
     """Sign out: in force at the next request, and at the next tick of every live page."""
     async with db.transaction() as tx:
-        await fetch(tx, REVOKE_SESSION, id_hash=id_hash)
+        await _revoke(tx, id_hash)
+
+
+async def note_refusal(db: Database, subject: str) -> None:
+    """Write down that somebody whom the provider knows has no role here; a flood of them leaves a bounded record."""
+    async with db.transaction() as tx:
+        await fetch(tx, NOTE_REFUSAL, actor=subject[:TEXT_LIMIT], subject=SIGN_IN, most=REFUSALS_AN_HOUR)
 
 
 def hash_id(id: str) -> bytes:
     """What the database holds."""
     return hashlib.sha256(id.encode()).digest()
+
+
+async def _revoke(tx: Tx, id_hash: bytes) -> None:
+    for (subject,) in await fetch(tx, REVOKE_SESSION, id_hash=id_hash):
+        await write_audit(tx, actor=subject, action="console.signed_out", subject=SESSION)
 
 
 def _csrf(id: str) -> str:

@@ -5,6 +5,7 @@ With pytest, ``pytest_plugins = ["duly.testing.plugin"]`` gives the fixtures ``d
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import uuid
@@ -50,11 +51,15 @@ class TestServer:
 
     __test__ = False
 
-    def __init__(self, directory: Path, *, durable: bool = False) -> None:
-        """Not durable by default: a test database need not survive a power cut, and fsync costs most of the time."""
+    def __init__(self, directory: Path, *, durable: bool = False, is_running: bool = False) -> None:
+        """Not durable by default: a test database need not survive a power cut, and fsync costs most of the time.
+
+        ``is_running``: somebody started it before; the templates that are there are as good as new ones.
+        """
         parameters = () if durable else ("fsync=off", "full_page_writes=off")
         self.postgres = EmbeddedPostgres.at(directory, parameters=parameters)
-        self._templates: dict[int, str] = {}
+        self._templates: set[str] = set()
+        self._is_running = is_running
         self._strategy: LiteralString = "WAL_LOG" if durable else "FILE_COPY"  # five times as fast, without fsync
 
     def start(self) -> None:
@@ -67,7 +72,7 @@ class TestServer:
         with psycopg.connect(self.postgres.dsn(TEMPLATE), autocommit=True) as connection:
             install_business_clock(connection)
             connection.execute("VACUUM duly.jobs, duly.outbox, duly.dead_letters")
-        self._templates = {}
+        self._templates = set()
 
     def stop(self) -> None:
         """Stop it."""
@@ -87,14 +92,20 @@ class TestServer:
     def _template_of(self, app: Duly | None) -> str:
         if app is None or not app.migrations:
             return TEMPLATE
-        if id(app) not in self._templates:
-            name = f"{TEMPLATE}_{len(self._templates)}"
-            with self._admin() as admin:
-                admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
-            self._copy(TEMPLATE, name)
-            migrate_all(self.postgres.dsn(name), app)
-            self._templates[id(app)] = name
-        return self._templates[id(app)]
+        digest = hashlib.sha256(repr(app.migrations).encode()).hexdigest()
+        name = f"{TEMPLATE}_{digest[:16]}"
+        if name not in self._templates:
+            self._prepare_template(name, app)
+            self._templates.add(name)
+        return name
+
+    def _prepare_template(self, name: str, app: Duly) -> None:
+        with self._admin() as admin:
+            if self._is_running and admin.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]).fetchone():
+                return
+            admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+        self._copy(TEMPLATE, name)
+        migrate_all(self.postgres.dsn(name), app)
 
     def _copy(self, template: str, name: str) -> None:
         with self._admin() as admin:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -14,10 +15,15 @@ from duly.app import Duly
 from duly.db import Database
 from duly.testing import BusinessClock, TestServer, find_place
 
+RUNNING_SERVER = "DULY_TEST_SERVER"  # the directory of a TestServer that runs already; for one test process at a time
+
 
 @pytest.fixture(scope="session")
 def duly_server() -> Iterator[TestServer]:
-    """An embedded PostgreSQL of this test process alone."""
+    """An embedded PostgreSQL of this test process alone; or one that somebody keeps running, to save its start."""
+    if running := os.environ.get(RUNNING_SERVER):
+        yield TestServer(Path(running), is_running=True)
+        return
     directory = Path(tempfile.mkdtemp(prefix="duly-test-", dir=find_place()))
     made = TestServer(directory)
     made.start()

@@ -2,6 +2,8 @@
 
 ``make decade`` or ``python -m tests.apps.birthdays.decade --years 10 --users 1000 --seed 1``. A real PostgreSQL whose
 clock jumps from one interesting instant to the next, the real API, Worker, Relay and Scheduler, and messages over HTTP.
+Most instants have one message, so a world waits for one thing after another: the people are shared out among as many
+worlds as there are cores, each with a process, a database and a clock of its own.
 """
 
 from __future__ import annotations
@@ -9,13 +11,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import multiprocessing
+import operator
 import os
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +119,17 @@ class Figures:
     told_in: float = 0.0
     lived_in: float = 0.0
     spent: Counter[str] = field(default_factory=Counter)
+
+    def __add__(self, other: Figures) -> Figures:
+        """Those of two worlds that lived at the same time."""
+        counted = ("people", "deeds", "instants", "delivered", "late")
+        return replace(
+            self,
+            **{name: getattr(self, name) + getattr(other, name) for name in counted},
+            told_in=max(self.told_in, other.told_in),
+            lived_in=max(self.lived_in, other.lived_in),
+            spent=self.spent + other.spent,
+        )
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.spent.most_common())
@@ -361,14 +378,17 @@ async def run_decade(
     seed: int,
     zones: list[str] | None = None,
     first_year: int = FIRST_YEAR,
+    part: int = 0,
+    parts: int = 1,
 ) -> Figures:
-    """Tell a story, live it, compare; AssertionError says everything that was wrong."""
+    """Tell a story, live one's part of it, compare; AssertionError says everything that was wrong."""
     db = Database(dsn, settings=Settings(concurrency=12))
     connection = await db.connect(application="decade")
     known = {row[0] for row in await connection.fetch(COMMON_ZONES)}
     chosen = zones or sorted(zone_names() & known)
     began = monotonic()
-    story = tell_story(people=people, years=years, seed=seed, zones=chosen, first_year=first_year)
+    whole = tell_story(people=people, years=years, seed=seed, zones=chosen, first_year=first_year)
+    story = whole.share(part, parts)
     told_in = monotonic() - began
     disagreements = await connection.fetch(
         DISAGREES, [m.zone for m in story.messages], [m.local for m in story.messages], [m.due for m in story.messages]
@@ -388,7 +408,8 @@ async def run_decade(
     assert not wrong, f"{len(wrong)} faults, among them:\n" + "\n".join(wrong[:20])
     check_consistent(dsn)
     figures = world.figures
-    figures.people, figures.zones, figures.told_in = people, len({d.zone for d in story.deeds if d.zone}), told_in
+    figures.people, figures.told_in = len(world.ids), told_in
+    figures.zones = len({deed.zone for deed in whole.deeds if deed.zone})
     figures.delivered = len(mailbox.arrivals)
     figures.late = sum(bool(message.at > message.due) for message in story.messages)
     await connection.close()
@@ -434,29 +455,40 @@ async def serving(mailbox: Mailbox, db: Database, home: Path) -> AsyncIterator[h
         await asyncio.gather(*tasks)
 
 
+def live_part(part: int, parts: int, dsn: str, home: Path, options: argparse.Namespace) -> Figures:
+    """One of the worlds, in a process of its own."""
+    configure_logging(level="error")
+    home.mkdir()
+    given = {"people": options.users, "years": options.years, "seed": options.seed}
+    return run_async(run_decade(dsn, home, **given, part=part, parts=parts))
+
+
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--years", type=int, default=10)
     parser.add_argument("--users", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--worlds", type=int, default=min(os.cpu_count() or 1, 8), choices=range(1, 17), metavar="N")
     options = parser.parse_args()
     os.environ["DULY_ALLOW_UNSAFE_DATABASE"] = "1"
-    configure_logging(level="error")
-    with tempfile.TemporaryDirectory(prefix="duly-decade-", dir=find_place()) as directory:
-        server = TestServer(Path(directory))
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="duly-decade-", dir=find_place())))
+        server = TestServer(directory)
         server.postgres = type(server.postgres).at(
-            Path(directory), parameters=("fsync=off", "full_page_writes=off", "synchronous_commit=off")
+            directory, parameters=("fsync=off", "full_page_writes=off", "synchronous_commit=off")
         )
         server.start()
-        try:
-            with server.database(app) as dsn:
-                figures = run_async(
-                    run_decade(dsn, Path(directory), people=options.users, years=options.years, seed=options.seed)
-                )
-        finally:
-            server.stop()
-    print(f"{options.years} years, seed {options.seed}: {figures}")
+        stack.callback(server.stop)
+        parts = options.worlds
+        dsns = [stack.enter_context(server.database(app)) for _ in range(parts)]
+        pool = stack.enter_context(ProcessPoolExecutor(parts, multiprocessing.get_context("spawn")))
+        worlds = [
+            pool.submit(live_part, part, parts, dsn, directory / f"world-{part}", options)
+            for part, dsn in enumerate(dsns)
+        ]
+        figures = reduce(operator.add, (world.result() for world in worlds))
+    print(f"{options.years} years, seed {options.seed}, {parts} worlds: {figures}")
     return 0
 
 

@@ -10,7 +10,7 @@ import functools
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
@@ -96,6 +96,15 @@ class Story:
     deeds: list[Deed] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     expecting: dict[int, tuple[int, datetime]] = field(default_factory=dict)  # at the end: year and instant by person
+
+    def share(self, part: int, parts: int) -> Story:
+        """What happens to every so many-th person; the system is down at the same times for all of them."""
+        return replace(
+            self,
+            deeds=[deed for deed in self.deeds if deed.person % parts == part],
+            messages=[message for message in self.messages if message.person % parts == part],
+            expecting={person: plan for person, plan in self.expecting.items() if person % parts == part},
+        )
 
 
 # -- time -------------------------------------------------------------------------------------------------------------

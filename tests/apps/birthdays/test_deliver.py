@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
 from uuid import UUID
@@ -227,6 +228,32 @@ async def test_a_webhook_that_does_not_answer_in_time_is_tried_again(
     assert status_of(dsn, event_id) == "COMPLETED"
 
 
+async def test_a_webhook_that_answers_in_drips_is_left_in_time(
+    db: Database, dsn: str, clock: BusinessClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B4: the time is that of the whole call; here each piece of it comes soon enough."""
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 202 Accepted\r\n")
+        with contextlib.suppress(ConnectionError):
+            for number in range(300):
+                writer.write(b"X-%d: more to come\r\n" % number)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+            writer.write(b"Content-Length: 0\r\n\r\n")
+        writer.close()
+
+    monkeypatch.setattr(gateways, "TRY_SECONDS", 0.5)
+    _, event_id = await due(db, clock)
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+        monkeypatch.setenv(URL_VARIABLE, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook")
+        await claim(db, dsn)
+    assert status_of(dsn, event_id) == "PROCESSING"
+    query = "SELECT last_error FROM duly.jobs WHERE name = 'birthdays.deliver'"
+    assert value(dsn, query).endswith("the webhook did not answer within 0.5 s")
+
+
 async def test_an_answer_without_end_is_cut_off(
     db: Database, dsn: str, clock: BusinessClock, hook: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,6 +455,26 @@ async def test_a_second_job_for_an_event_delivers_nothing(
     await drain(db, app.handlers)
     assert len(hook.seen) == claimed
     assert status_of(dsn, event_id) == ("COMPLETED" if claimed else "PENDING")
+
+
+async def test_what_is_completed_is_not_ended_a_second_time(
+    db: Database, dsn: str, clock: BusinessClock, hook: Receiver
+) -> None:
+    """B4: neither by an answer to it that comes late, nor by a late failure."""
+    _, event_id = await due(db, clock)
+    await claim_only(db)
+    async with db.transaction() as tx:
+        prepared = await service.prepare_delivery(tx, event_id)
+    assert isinstance(prepared, Delivery)
+    await drain(db, app.handlers)
+    query = "SELECT * FROM birthdays.events ORDER BY year"
+    before = rows(dsn, query)
+    assert status_of(dsn, event_id) == "COMPLETED"
+    clock.advance(hours=1)
+    async with db.transaction() as tx:
+        await service.complete(tx, prepared.event)
+        await service.fail(tx, prepared.event, reason="the webhook answered 404")
+    assert rows(dsn, query) == before
 
 
 async def test_names_go_to_the_webhook_and_nowhere_else(

@@ -263,6 +263,30 @@ async def test_a_recovery_that_meets_a_delivery_under_way_changes_nothing(
     assert events_of(dsn, user_id) == [(2026, "COMPLETED"), (2027, "PENDING")]
 
 
+async def test_a_recovery_that_meets_a_delivery_that_fails_keeps_its_reason(
+    db: Database, dsn: str, clock: BusinessClock
+) -> None:
+    """B6: read as stalled, refused by the webhook before the write."""
+    _, event_id = await register(db)
+    clock.freeze(NINE_IN_WARSAW)
+    await claim_only(db)
+    clock.advance(minutes=16)
+    event = await event_of(db, event_id)
+
+    async def recover() -> int:
+        async with db.transaction() as tx:
+            return await service.recover(tx)
+
+    async with db.transaction() as tx:
+        await service.fail(tx, event, reason="the webhook answered 410")
+        rows(dsn, "DELETE FROM duly.jobs WHERE name = 'birthdays.deliver'")  # as its settlement would, in this commit
+        recovering = asyncio.create_task(recover())
+        await until_waiting(dsn, 1)
+    assert await recovering == 0
+    query = "SELECT failure_reason FROM birthdays.events WHERE id = %(id)s"
+    assert value(dsn, query, {"id": event_id}) == "the webhook answered 410"
+
+
 # -- everything at once -----------------------------------------------------------------------------------------------
 
 

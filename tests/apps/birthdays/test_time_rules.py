@@ -74,6 +74,7 @@ named = st.sampled_from(ZONES)
 @example(born=date(1980, 12, 30), year=2011, name="Pacific/Apia")
 @example(born=date(1980, 3, 29), year=2026, name="Europe/Warsaw")
 @example(born=date(1984, 2, 29), year=2100, name="UTC")
+@example(born=date(1950, 9, 30), year=1969, name="Pacific/Kwajalein")  # nine came twice, 23 hours apart
 def test_the_message_of_a_year_is_at_nine_by_the_clocks_of_the_zone(born: date, year: int, name: str) -> None:
     """B2: also where the clocks skip that time, or show it twice."""
     target = target_in(born, year, name)

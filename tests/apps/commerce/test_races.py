@@ -18,6 +18,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from apps.commerce import service, store
+from apps.commerce.model import OrderStatus
 from apps.wiring import app
 from duly.db import Database
 from duly.jobs.worker import Worker
@@ -78,6 +79,19 @@ async def test_a_timer_that_waited_for_a_payment_leaves_it_alone(
     await working
     assert (statuses(dsn, order), timers_of(dsn, order)) == (PAID, [])
     assert runs_of(dsn, "PaymentTimeout") == [("done", "nothing to do: the order is PAID")]
+    check_consistent(dsn)
+
+
+async def test_a_sweep_that_looked_before_a_payment_leaves_it_alone(shop: Customers, db: Database, dsn: str) -> None:
+    """C2, C3: paid between the look at what is overdue and the write, an order is not ended a second time."""
+    [order] = fill(dsn, 1, timers=True)
+    async with db.transaction() as tx:
+        overdue = await store.lock_overdue_orders(tx, limit=5)
+    assert overdue == [order]
+    assert (await shop.pay(str(order))).status_code == 200
+    async with db.transaction() as tx:
+        assert await store.settle_orders(tx, overdue, OrderStatus.EXPIRED) == []
+    assert statuses(dsn, order) == PAID
     check_consistent(dsn)
 
 

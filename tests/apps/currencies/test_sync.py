@@ -380,6 +380,14 @@ async def test_a_bank_that_stalls_is_left_in_time(bank: Bank) -> None:
             await patient.fetch(FRIDAY)
 
 
+async def test_a_bank_that_answers_in_drips_is_left_in_time(bank: Bank) -> None:
+    """C1: the time is that of the whole call; here each piece of it comes soon enough."""
+    bank.always = lambda day: Reply(body=b" ", endless=True)
+    async with Nbp(bank.url, try_seconds=0.5) as patient:
+        with pytest.raises(RatesFailed, match=r"cannot be reached \(\w*Timeout"):
+            await patient.fetch(FRIDAY)
+
+
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:1", "ftp://127.0.0.1", "http://", "nonsense", "http://[::1", "http://127.0.0.1:99999"]
 )

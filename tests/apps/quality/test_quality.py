@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 
 from apps.quality.events import NonConformityClosed, NonConformityCreated
@@ -43,6 +44,15 @@ async def test_creating_writes_the_row_and_its_event_in_one_commit(api: Api, db:
     ]
     async with db.transaction() as tx:
         await assert_emitted(tx, NonConformityCreated, nc_id=UUID(made["id"]), severity="HIGH", actor="erin")
+
+
+@pytest.mark.parametrize("severity", ["LOW", "MEDIUM", "HIGH", "CRITICAL"])
+async def test_each_severity_is_stored_and_told(api: Api, db: Database, dsn: str, severity: str) -> None:
+    """Q1."""
+    made = await create(api, severity=severity)
+    assert (made["severity"], value(dsn, "SELECT severity FROM quality.nonconformities")) == (severity, severity)
+    async with db.transaction() as tx:
+        await assert_emitted(tx, NonConformityCreated, nc_id=UUID(made["id"]), severity=severity)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +147,17 @@ async def test_an_event_that_is_delivered_again_adds_nothing_to_the_trail(api: A
     assert value(dsn, "SELECT outcome FROM duly.executions ORDER BY completed_at DESC LIMIT 1") == "duplicate"
 
 
+async def test_the_table_holds_one_row_for_an_event(api: Api, db: Database, dsn: str) -> None:
+    """Q3: also long after the inbox has forgotten the event."""
+    await create(api)
+    await drain(db, app.handlers)
+    again = """
+        INSERT INTO quality.audit_log (event_id, actor, action, entity_type, entity_id, meta_json, at)
+        SELECT event_id, actor, action, entity_type, entity_id, meta_json, at FROM quality.audit_log"""
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        rows(dsn, again)
+
+
 async def test_pages_are_filtered_and_follow_each_other(api: Api) -> None:
     made = [await create(api, supplier_id=f"S{n % 2}", severity=("LOW", "HIGH")[n % 2]) for n in range(5)]
     await api.client.patch(f"/ncs/{made[0]['id']}/close", headers=manager(api))
@@ -155,6 +176,36 @@ async def test_pages_are_filtered_and_follow_each_other(api: Api) -> None:
     assert (await page(supplier_id="S1", severity="HIGH"))[0] == [made[3]["id"], made[1]["id"]]
     for wrong in ({"limit": 0}, {"limit": 201}, {"status": "x"}, {"before": "x"}, {"supplier_id": "\x00"}):
         assert (await api.client.get("/ncs", params=wrong, headers=manager(api))).status_code == 422, wrong
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"severity": "HIGH"}, [3, 1, 0]),
+        ({"supplier_id": "S1"}, [3, 2, 1]),
+        ({"status": "OPEN"}, [3, 2, 0]),
+        ({"severity": "HIGH", "supplier_id": "S1", "status": "OPEN"}, [3]),
+        ({"severity": "CRITICAL"}, []),
+    ],
+)
+async def test_each_filter_counts_by_itself_and_with_the_others(
+    api: Api, query: dict[str, str], found: list[int]
+) -> None:
+    """Q4."""
+    kinds = [("S0", "HIGH"), ("S1", "HIGH"), ("S1", "LOW"), ("S1", "HIGH")]
+    made = [await create(api, supplier_id=supplier, severity=severity) for supplier, severity in kinds]
+    await api.client.patch(f"/ncs/{made[1]['id']}/close", headers=manager(api))
+    page = (await api.client.get("/ncs", params=query, headers=manager(api))).json()
+    assert [item["id"] for item in page["items"]] == [made[number]["id"] for number in found]
+
+
+async def test_a_trail_is_of_one_alone(api: Api, db: Database) -> None:
+    """Q4: what happened to another one is not in it."""
+    one, other = await create(api, sub="erin"), await create(api, sub="emil")
+    await drain(db, app.handlers)
+    for made, actor in ((one, "erin"), (other, "emil")):
+        trail = (await api.client.get(f"/ncs/{made['id']}", headers=manager(api))).json()["audit"]
+        assert [(step["actor"], step["entity_id"]) for step in trail] == [(actor, made["id"])]
 
 
 async def test_reading_what_is_not_there_is_404(api: Api) -> None:

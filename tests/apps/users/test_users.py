@@ -178,6 +178,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("dateOfBirth", "1990-06-15T00:00:00", "$.dateOfBirth"),
     ("dateOfBirth", "１９９０-06-15", "$.dateOfBirth"),
     ("dateOfBirth", 645_000_000, "$.dateOfBirth"),
+    ("dateOfBirth", 7_466 * 86_400, "$.dateOfBirth"),  # midnight of 11 June 1990, in seconds
     ("dateOfBirth", 1e308, "$.dateOfBirth"),
     ("dateOfBirth", "", "$.dateOfBirth"),
     ("timezone", "CET+1", "$.timezone"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
 from fastapi import APIRouter
 
 from duly.app import Duly
+from duly.db import Tx
 from duly.jobs.handlers import JobContext
+from duly.jobs.schedule import schedule
 
 app = Duly()
 router = APIRouter()
@@ -30,4 +33,10 @@ async def sample() -> dict[str, str]:
     return {"hello": "world"}
 
 
+async def load_samples(tx: Tx) -> None:
+    """What there is to look at: a timer far away."""
+    await schedule(tx, "sample.linger", "sample", datetime(2100, 1, 1, tzinfo=UTC), on_conflict="keep")
+
+
 app.include_router(router)
+app.samples = load_samples

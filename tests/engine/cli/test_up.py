@@ -8,9 +8,11 @@ import socket
 from pathlib import Path
 
 import httpx2
+import pytest
 
 from duly.auth.issuer_codes import PEOPLE
 from duly.runtime.embedded import EmbeddedPostgres
+from duly.settings import Settings
 from tests.engine.cli.commands import duly, end, free_port, running, status, wait_until
 from tests.support import rows, value
 
@@ -32,13 +34,16 @@ def test_it_is_ready_prints_its_urls_stops_on_ctrl_c_and_keeps_its_data(
         wait_ready(env)
         wait_until(lambda: "duly is up" in (tmp_path / "first").read_text())
         printed = (tmp_path / "first").read_text()
-        for path in ("/docs", "/openapi.json", "/readyz", "/healthz", "/metrics", "/console", "/sample"):
+        issuer = "/dev-issuer/.well-known/openid-configuration"
+        for path in ("/docs", "/openapi.json", "/readyz", "/healthz", "/metrics", "/console", issuer, "/sample"):
             assert status(base(env) + path) == (302 if path == "/console" else 200), path
             assert path == "/sample" or base(env) + path in printed
         for id, person in PEOPLE.items():  # whoever can sign in
             assert f" {id} (" in printed, person.name
         kinds = rows(postgres.dsn(), "SELECT kind FROM duly.processes ORDER BY kind")
         assert kinds == [("relay",), ("scheduler",), ("worker",)]
+        samples = "SELECT entity_id FROM duly.jobs WHERE name = 'sample.linger'"
+        assert rows(postgres.dsn(), samples) == [("sample",)]
         rows(postgres.dsn(), "SELECT duly.schedule('sample.note', 'order:1', now() + interval '1 day')")
         assert end(process, signal.SIGINT) == 0
     assert not postgres.is_running()
@@ -49,6 +54,18 @@ def test_it_is_ready_prints_its_urls_stops_on_ctrl_c_and_keeps_its_data(
         assert end(process, signal.SIGTERM) == 0
     assert not postgres.is_running()
     assert "Traceback" not in (tmp_path / "first").read_text() + (tmp_path / "second").read_text()
+
+
+def test_it_listens_on_8000_and_lives_in_the_working_directory_unless_it_is_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """E7.2: PORT and DULY_DATA."""
+    monkeypatch.delenv("PORT", raising=False)
+    monkeypatch.delenv("DULY_DATA", raising=False)
+    assert (Settings().port, Settings().data) == (8000, Path(".duly"))
+    monkeypatch.setenv("PORT", "8123")
+    monkeypatch.setenv("DULY_DATA", "/srv/duly")
+    assert (Settings().port, Settings().data) == (8123, Path("/srv/duly"))
 
 
 def test_killed_with_its_server_it_starts_again_and_stops_what_the_dead_one_left(
@@ -70,6 +87,24 @@ def test_killed_with_its_server_it_starts_again_and_stops_what_the_dead_one_left
     with running("up", env=env, log=tmp_path / "log", fresh=True) as process:
         wait_ready(env)
         assert value(postgres.dsn(), "SELECT count(*) FROM duly.event_log WHERE type = 'order.paid'") == 2
+        assert end(process, signal.SIGINT) == 0
+    assert not postgres.is_running()
+
+
+def test_a_server_that_is_killed_under_it_is_started_again(env: dict[str, str], home: Path, tmp_path: Path) -> None:
+    """E3.15, E7.2: nobody else looks after the embedded server; what was committed is there, and work goes on."""
+    postgres = EmbeddedPostgres.at(home)
+    with running("up", env=env, log=tmp_path / "log", fresh=True) as process:
+        wait_ready(env)
+        rows(postgres.dsn(), "SELECT duly.schedule('sample.note', 'order:1', now() + interval '1 day')")
+        pid = int((postgres.directory / "postmaster.pid").read_text().splitlines()[0])
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: "embedded_postgres_started" in (tmp_path / "log").read_text().split("duly is up")[-1])
+        wait_ready(env)
+        assert value(postgres.dsn(), "SELECT entity_id FROM duly.jobs WHERE name = 'sample.note'") == "order:1"
+        rows(postgres.dsn(), "SELECT duly.emit('order.paid', 'orders', 'order:1')")
+        published = "SELECT count(*) FROM duly.event_log WHERE type = 'order.paid'"
+        wait_until(lambda: value(postgres.dsn(), published) == 1, what="the relay is at work again")
         assert end(process, signal.SIGINT) == 0
     assert not postgres.is_running()
 

@@ -79,6 +79,13 @@ def test_a_newer_schema_is_ready_and_an_unknown_past_is_not() -> None:
     assert not judge_revision(None).ok
 
 
+def test_an_older_schema_is_not_ready_and_says_what_to_do() -> None:
+    """E5.7: what this code needs is not there yet."""
+    check = judge_revision("0001")
+    assert not check.ok
+    assert check.detail.endswith("run `duly migrate`")
+
+
 async def test_a_database_that_does_not_answer_in_time_is_an_outage(
     client: httpx2.AsyncClient, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -274,6 +274,22 @@ async def test_two_jobs_of_a_key_that_leave_at_the_same_moment_strand_nothing(db
     assert effects(dsn, "ledger") == {"a1": [3]}
 
 
+async def test_a_job_that_waits_behind_nothing_is_found_by_the_relay(db: Database, dsn: str) -> None:
+    """E2.3: whatever stranded it; one behind an earlier job, or behind a dead letter, is left where it is."""
+    flaky = await flaky_ledger(db, dsn, max_retries=0)
+    flaky.broken.add("a3")
+    await publish_numbers(db, ["a3"], [1])
+    await work_off(db, flaky.app.handlers)
+    await publish_numbers(db, ["a1", "a2", "a3"], [1, 2])
+    rows(dsn, "UPDATE duly.jobs SET waits = 'behind', run_at = 'infinity' WHERE order_key = 'a1'")
+    await Relay(db).run_once()
+    assert rows(dsn, "SELECT order_key, array_agg(waits ORDER BY id) FROM duly.jobs GROUP BY 1 ORDER BY 1") == [
+        ("a1", ["due", "behind"]),
+        ("a2", ["due", "behind"]),
+        ("a3", ["behind", "behind"]),
+    ]
+
+
 BLOCKED = """
 SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
 """

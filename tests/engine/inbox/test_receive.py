@@ -215,6 +215,49 @@ async def test_each_consumer_has_an_inbox_of_its_own(db: Database, dsn: str) -> 
     assert effects(dsn, "ledger") == effects(dsn, "mail") == {"a1": [1]}
 
 
+async def test_what_one_consumer_has_processed_is_not_hidden_from_one_without_a_transaction(
+    db: Database, dsn: str
+) -> None:
+    """E2.2: that one asks the inbox before it is called."""
+    app = Duly()
+    called: list[str] = []
+    for name in ("ledger", "mail"):
+
+        @app.consumer(name, on="*")
+        async def consume(event: Event, name: str = name) -> None:
+            called.append(name)
+
+    await prepare(app, db, dsn)
+    await publish_numbers(db, ["a1"], [1])
+    for name in ("ledger", "mail", "ledger"):
+        await Worker(db, {f"consumer:{name}": app.handlers[f"consumer:{name}"]}).run_once()
+    assert called == ["ledger", "mail"]
+    assert outcomes(dsn) == ["done", "done"]
+
+
+async def test_a_consumer_that_snoozes_leaves_the_inbox_of_another_alone(db: Database, dsn: str) -> None:
+    """E2.2: else a redelivery would find the other one's event unprocessed."""
+    app = Duly()
+
+    @app.consumer("ledger", on="*")
+    async def ledger(event: Event, tx: Tx) -> None:
+        await record(tx, "ledger", event)
+
+    @app.consumer("mail", on="*")
+    async def mail(event: Event, tx: Tx) -> Outcome:
+        return Snooze(timedelta(minutes=5), "the partner sleeps")
+
+    await prepare(app, db, dsn)
+    await publish_numbers(db, ["a1"], [1])
+    for name in ("ledger", "mail"):
+        await Worker(db, {f"consumer:{name}": app.handlers[f"consumer:{name}"]}).run_once()
+    assert outcomes(dsn) == ["done", "snoozed"]
+    assert rows(dsn, "SELECT consumer FROM duly.processed_events") == [("ledger",)]
+    rows(dsn, REDELIVER)
+    await Worker(db, app.handlers).run_once()
+    assert effects(dsn, "ledger") == {"a1": [1]}
+
+
 # -- nothing or everything -------------------------------------------------------------------------------------------
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 
-from duly import Database, Duly, Event, Relay, Tx, emit
+from duly import Database, Duly, Event, Relay, Tx, Worker, emit
 from duly.brokers.connect import register_broker
 from duly.duty import Cycle
 from duly.errors import Unavailable
@@ -22,8 +24,18 @@ from duly.operate.maintenance import forget_received
 from duly.settings import Settings
 from duly.telemetry import SOURCE_LAG
 from duly.testing import BusinessClock, drain
-from tests.engine.inbox.effects import effects, emit_numbers, outcomes, prepare, record, register_shop
+from tests.engine.inbox.effects import (
+    dead_letters_back_to_the_queue,
+    effects,
+    emit_numbers,
+    outcomes,
+    prepare,
+    record,
+    register_shop,
+)
 from tests.engine.inbox.source import SHARD, VIA, BrokerSource
+from tests.engine.inbox.test_failures import Flaky
+from tests.engine.inbox.test_ordered import wait_for_lock
 from tests.engine.outbox.broker import Broker, BrokerTransport
 from tests.support import rows, value
 
@@ -191,6 +203,27 @@ async def test_an_error_at_any_step_loses_nothing_and_repeats_nothing(
     assert "duplicate" not in outcomes(dsn)
 
 
+async def test_what_one_consumer_has_processed_is_not_hidden_from_one_without_a_transaction(
+    db: Database, dsn: str, broker: Broker
+) -> None:
+    """E2.2: that one asks the inbox before it is called."""
+    app = Duly()
+    called: list[str] = []
+    for name in ("ledger", "mail"):
+
+        @app.consumer(name, on="order.*")
+        async def consume(event: Event, name: str = name) -> None:
+            called.append(name)
+
+    await app.prepare(db)
+    rows(dsn, MOVE)
+    broker.put(foreign(1))
+    await receive_all(db, broker)
+    for name in ("ledger", "mail"):
+        await Worker(db, {f"consumer:{name}": app.handlers[f"consumer:{name}"]}).run_once()
+    assert called == ["ledger", "mail"]
+
+
 # -- order -----------------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +252,46 @@ async def test_order_is_that_of_delivery_and_a_dead_letter_holds_its_aggregate_o
     rows(dsn, "DELETE FROM duly.dead_letters")
     await drain(db, app.handlers)
     assert effects(dsn, "ledger") == {"a1": [3, 1, 4], "a2": [1, 2]}
+
+
+async def test_a_message_waits_behind_a_lone_dead_letter_of_its_aggregate(
+    db: Database, dsn: str, broker: Broker
+) -> None:
+    """E2.3: nothing of the aggregate is in the queue; the dead letter alone keeps the place."""
+    flaky = Flaky(ordered=True, max_retries=0)
+    await prepare(flaky.app, db, dsn)
+    rows(dsn, MOVE)
+    flaky.broken.add("f1")
+    broker.put(foreign(1))
+    await receive_all(db, broker)
+    await drain(db, flaky.app.handlers)
+    assert rows(dsn, "SELECT 1 FROM duly.jobs") == []
+    flaky.broken.clear()
+    for aggregate in ("f1", "f2"):
+        broker.put(foreign(2, aggregate=aggregate))
+    await receive_all(db, broker)
+    await drain(db, flaky.app.handlers)
+    assert effects(dsn, "ledger") == {"f2": [2]}
+    rows(dsn, "DELETE FROM duly.dead_letters")
+    await drain(db, flaky.app.handlers)
+    assert effects(dsn, "ledger") == {"f2": [2], "f1": [2]}
+
+
+async def test_a_receiver_and_a_worker_at_the_same_moment_strand_nothing(
+    db: Database, dsn: str, broker: Broker
+) -> None:
+    """E2.3: the worker finishes the last job of a key while the receiver decides whether the new one waits behind."""
+    await open_shop(db, dsn)
+    broker.put(foreign(1))
+    await receive_all(db, broker)
+    broker.put(foreign(2))
+    with psycopg.connect(dsn) as worker:
+        worker.execute("DELETE FROM duly.jobs")  # the completion of the last job, not yet committed
+        receiving = asyncio.create_task(receive_all(db, broker))
+        await wait_for_lock(dsn)
+        worker.commit()
+        await asyncio.wait_for(receiving, 10)
+    assert rows(dsn, "SELECT DISTINCT waits FROM duly.jobs") == [("due",)]
 
 
 async def test_of_two_receivers_that_read_the_same_one_stores_it(db: Database, dsn: str, broker: Broker) -> None:
@@ -462,3 +535,23 @@ async def test_what_was_received_is_forgotten_after_its_time_unless_something_ne
     assert kept == [("f1", "1"), ("f1", "3")]
     await drain(db, app.handlers)
     assert effects(dsn, "ledger") == {"f1": [1, 3]}
+
+
+async def test_what_was_received_is_kept_while_a_dead_letter_needs_it(
+    db: Database, dsn: str, broker: Broker, clock: BusinessClock
+) -> None:
+    """E1.8, E2.3: an operator may still retry it."""
+    flaky = Flaky(max_retries=0)
+    await prepare(flaky.app, db, dsn)
+    rows(dsn, MOVE)
+    flaky.broken.add("f1")
+    broker.put(foreign(1))
+    await receive_all(db, broker)
+    await drain(db, flaky.app.handlers)
+    clock.advance(days=31)
+    async with db.transaction() as tx:
+        assert await forget_received(tx, days=30) == "forgot 0 received events and 0 cursors"
+    flaky.broken.clear()
+    dead_letters_back_to_the_queue(dsn)
+    await drain(db, flaky.app.handlers)
+    assert effects(dsn, "ledger") == {"f1": [1]}

@@ -64,6 +64,15 @@ async def test_a_worker_without_any_handler_neither_claims_nor_crashes(db: Datab
     assert queue(dsn) == [("n", "Pending", 0)]
 
 
+async def test_what_another_worker_of_this_process_runs_is_no_warning(db: Database, dsn: str) -> None:
+    """E3.10: webhooks have slots of their own; neither of the two workers warns of what the other has handlers for."""
+    rows(dsn, "SELECT duly.schedule('sending', 's')")
+    with capture_logs() as logs:
+        await Worker(db, handlers(noop), elsewhere=["sending"]).run_once()
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == []
+    assert queue(dsn) == [("s", "Pending", 0)]
+
+
 # -- downtime ------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -151,10 +152,10 @@ async def test_every_run_is_one_complete_row_of_history(
 ) -> None:
     """E3.8: name, queue id, source, execution id, started_at, completed_at, succeeded, message, and who ran it."""
     clock.freeze(START)
-    seen: list[JobContext] = []
+    seen: list[UUID] = []
 
     async def work(ctx: JobContext) -> None:
-        seen.append(ctx)
+        seen.append(ctx.execution_id)
         ctx.report_success("12 rows")
 
     job_id = value(
@@ -173,11 +174,25 @@ async def test_every_run_is_one_complete_row_of_history(
         """,
     )
     assert found[:12] == (
-        "work", job_id, None, source, seen[0].execution_id, START, True, "done", "12 rows", 0, None, worker.identity
+        "work", job_id, None, source, seen[0], START, True, "done", "12 rows", 0, None, worker.identity
     )  # fmt: skip
     started_at, lease_token = found[12:]
     assert START - timedelta(seconds=5) < started_at <= START
     assert lease_token > 0
+
+
+async def test_the_history_says_how_long_a_run_took(db: Database, dsn: str) -> None:
+    """E3.8: from started_at to completed_at is no less than what the handler itself took."""
+    took: list[float] = []
+
+    async def work() -> None:
+        began = time.monotonic()
+        await asyncio.to_thread(value, dsn, "SELECT count(*) FROM duly.jobs")
+        took.append(time.monotonic() - began)
+
+    await run_now(db, work)
+    [(lasted,)] = rows(dsn, "SELECT completed_at - started_at FROM duly.executions")
+    assert timedelta(seconds=took[0]) <= lasted < timedelta(seconds=took[0] + 5)
 
 
 async def test_the_history_of_a_failing_job_is_one_row_for_each_run(

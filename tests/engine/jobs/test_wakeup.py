@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from duly import sync
 from duly.db import Database, Tx
+from duly.duty import Cycle
 from duly.jobs.handlers import JobContext
 from duly.jobs.schedule import schedule
 from duly.jobs.worker import Worker
@@ -151,6 +152,27 @@ async def test_without_any_wakeup_polling_still_starts_a_job_within_a_second(dsn
         rows(dsn, "SELECT duly.schedule('work', 'now')")
         assert await starts.of("now") < timedelta(seconds=1)
     await db.close()
+
+
+async def test_a_wakeup_that_is_lost_costs_a_poll_and_no_more(db: Database, dsn: str) -> None:
+    """E3.3: the worker listens, and nobody tells it of this job; ten seconds later at most it has looked by itself."""
+    starts, wakeup = Starts(), Wakeup(db)
+
+    async def work(ctx: JobContext) -> None:
+        starts.note(ctx)
+
+    worker = Worker(db, handlers(work), wakeup=wakeup)
+    async with working(worker, wakeup=wakeup):
+        await until(lambda: worker.health.detail == "working")
+        assert worker._pause(Cycle()) <= 10
+        rows(
+            dsn,
+            """
+            INSERT INTO duly.jobs (name, entity_id, run_at, due_at, created_at)
+            SELECT 'work', 'untold', at, at, at FROM duly.now() AS at
+            """,
+        )
+        assert await starts.of("untold", seconds=15) < timedelta(seconds=10)
 
 
 async def test_a_retry_starts_when_it_is_due(dsn: str) -> None:

@@ -34,6 +34,7 @@ class Wire:
     most: Counter[str] = field(default_factory=Counter)
     before_cut: Callable[[], Awaitable[None]] | None = None
     open: Counter[str] = field(default_factory=Counter)
+    direct: str = ""  # the server's own address
 
 
 @contextlib.asynccontextmanager
@@ -64,7 +65,7 @@ async def breaking_wire(dsn: str) -> AsyncIterator[Wire]:
 
     listener = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    wire = Wire(f"postgresql://postgres@127.0.0.1:{port}{parts.path}?sslmode=disable")
+    wire = Wire(f"postgresql://postgres@127.0.0.1:{port}{parts.path}?sslmode=disable", direct=dsn)
     try:
         yield wire
     finally:

@@ -60,6 +60,17 @@ async def test_only_a_failed_event_can_be_requeued_or_discarded(db: Database, ma
     assert make.audit() == []
 
 
+async def test_an_event_that_is_still_retried_can_be_neither_requeued_nor_discarded(db: Database, make: Make) -> None:
+    """E1.4: who tries is told so, and its attempts stay."""
+    id = make.event(attempts=2, retry_at=make.clock.now(), last_error="busy")
+    async with db.transaction() as tx:
+        for action in (requeue_event, discard_event):
+            with pytest.raises(Conflict, match="is PENDING"):
+                await action(tx, id, **WHO)
+        assert await requeue_events(tx, **WHO) == 0
+    assert make.run("SELECT attempts FROM duly.outbox") == [(2,)]
+
+
 async def test_many_failed_events_are_requeued_oldest_first_by_topic(db: Database, make: Make) -> None:
     ids = [make.failed_event(f"order-{number}") for number in range(4)]
     other = make.failed_event("order-9", topic="ledger")
@@ -159,6 +170,21 @@ async def test_an_event_is_not_discarded_while_a_relay_works_on_its_lane(db: Dat
     await discarding
     await relay.close()
     assert make.run("SELECT id, parked FROM duly.outbox") == [(follower, False)]
+
+
+async def test_what_is_emitted_after_a_requeue_goes_behind_those_that_were_held_back(db: Database, make: Make) -> None:
+    """E1.5: the head is as good as new, so it is the parked ones that hold the next one back."""
+    failed, held = make.failed_event("order-1"), make.event("order-1", parked=True)
+    relay = Relay(db)
+    await relay.run_once()  # its sweep for strays is behind it
+    async with db.transaction() as tx:
+        await requeue_event(tx, failed, **WHO)
+    expected = [failed, held, make.event("order-1")]
+    for _ in range(3):
+        await relay.run_once()
+        published = {row[0] for row in make.run("SELECT id FROM duly.events")}
+        assert published == set(expected[: len(published)])
+    assert make.run("SELECT 1 FROM duly.outbox") == []
 
 
 @pytest.mark.parametrize("action", [requeue_event, discard_event])

@@ -7,9 +7,12 @@ from uuid import UUID
 
 import pytest
 
+from duly.app import Duly
 from duly.db import Database
 from duly.errors import Invalid
+from duly.jobs.worker import Worker
 from duly.operate import maintenance
+from duly.schedules.tick import Scheduler
 from tests.engine.operate.conftest import NOON, Make
 
 PARTITIONS = """
@@ -89,6 +92,17 @@ async def test_old_rows_outside_every_partition_are_deleted_too(db: Database, ma
     assert "dropped 0 partitions of events and 1 row outside every partition" in said
     assert {row[0] for row in make.run("SELECT id FROM duly.events")} == {needed, recent}
     assert make.run("SELECT execution_id FROM duly.executions") == [(run,)]
+
+
+async def test_an_old_row_outside_every_partition_stays_while_a_dead_letter_needs_it(db: Database, make: Make) -> None:
+    """E1.8: an operator may still retry it."""
+    make.clock.freeze(NOON - timedelta(days=40))
+    needed = make.published("needed")
+    make.clock.freeze(NOON)
+    make.dead(1, "consumer:audit", event_id=needed)
+    async with db.transaction() as tx:
+        await maintenance.drop_history(tx, events_days=30, executions_days=30)
+    assert make.run("SELECT id FROM duly.events") == [(needed,)]
 
 
 async def test_processed_events_are_forgotten_by_age(db: Database, make: Make) -> None:
@@ -183,6 +197,31 @@ async def test_audit_resolved_alerts_and_silent_processes_are_forgotten(db: Data
     assert make.run("SELECT subject FROM duly.audit") == [("729",)]
     assert make.run("SELECT subject FROM duly.alerts ORDER BY 1") == [("open",), ("recent",)]
     assert make.run("SELECT id FROM duly.processes") == [("here",)]
+
+
+async def test_each_clean_up_is_a_schedule_that_every_application_runs(db: Database, make: Make) -> None:
+    """E3.16: a night passes; executions, processed events, idempotency keys and dead letters go by an age of each."""
+    for number, days in ((1, 31), (2, 28)):
+        at = NOON - timedelta(days=days)
+        make.execution(number, completed_at=at)
+        values = {"consumer": "audit", "event_id": UUID(int=number), "processed_at": at}
+        make.insert("processed_events", "consumer", values)
+    for number, days in ((1, 91), (2, 88)):
+        make.dead(number, buried_at=NOON - timedelta(days=days))
+    make.run(
+        "INSERT INTO duly.idempotency_keys SELECT 'alice', n::text, sha256('x'), 200, '[]', '', duly.now(),"
+        " duly.now() + make_interval(days => n) FROM generate_series(0, 1) AS n"
+    )
+    app = Duly()
+    await app.prepare(db)
+    await Scheduler(db).run_once()
+    make.clock.freeze(NOON + timedelta(hours=16))
+    await Scheduler(db).run_once()
+    await Worker(db, app.handlers, concurrency=1).run_once()
+    assert make.run("SELECT job_id FROM duly.executions WHERE name = 'charge'") == [(2,)]
+    assert make.run("SELECT event_id FROM duly.processed_events") == [(UUID(int=2),)]
+    assert make.run("SELECT id FROM duly.dead_letters") == [(2,)]
+    assert make.run("SELECT key FROM duly.idempotency_keys") == [("1",)]
 
 
 async def test_a_retention_of_no_days_is_refused(db: Database) -> None:

@@ -85,6 +85,19 @@ async def test_an_outage_that_begins_while_events_are_sent_one_by_one_is_nobodys
     assert rows(dsn, PENDING) == [(0, None)]
 
 
+async def test_an_outage_is_nobodys_attempt_however_few_events_there_are_to_show_it(db: Database, dsn: str) -> None:
+    """E1.4: fewer than look like an outage by themselves; but none of them got through."""
+
+    def refuse(_number: int, _event: Event) -> None:
+        raise ConnectionRefusedError("nobody is there")
+
+    for aggregate in ("a0", "a1"):
+        await emit_numbers(db, aggregate, [1])
+    with pytest.raises(Unavailable, match="cutting is away"):
+        await Relay(db, transport=Cutting(refuse)).run_once()
+    assert rows(dsn, PENDING) == [(0, None)]
+
+
 async def test_a_refusal_shows_that_the_broker_is_there_too(db: Database, dsn: str) -> None:
     """Of two events one is refused and one cuts the line: each is a failed attempt, and not an outage without end."""
 

@@ -26,6 +26,9 @@ from tests.support import finish, python, rows, value
 ROOT = Path(__file__).parents[3]
 # As if the time of the lease had passed; it is real time, which a test cannot move.
 EXPIRE_LEASES = "UPDATE duly.lanes SET lease_expires_at = clock_timestamp() - interval '1 ms' WHERE leased_by LIKE {}"
+OF_TWO_LANES = """
+SELECT min('a' || n) FROM generate_series(1, 100) AS n GROUP BY hashtextextended('a' || n, 0) & 63 ORDER BY 1 LIMIT 2
+"""
 RELAY = """
     import asyncio, os
     import duly.outbox.relay
@@ -115,6 +118,23 @@ async def test_a_zombie_whose_events_failed_elsewhere_does_not_count_them_again(
     broker.release()
     await zombie
     assert rows(dsn, "SELECT attempts FROM duly.outbox") == [(1,)]
+
+
+async def test_a_zombie_that_lost_one_of_its_two_lanes_settles_nothing(db: Database, dsn: str, broker: Broker) -> None:
+    """E1.5: of the other lane neither; that one is free at once, and its event is sent again."""
+    lost, kept = (row[0] for row in rows(dsn, OF_TWO_LANES))
+    await emit_numbers(db, [lost, kept], [1])
+    broker.rules.refuse[lost] = "busy"
+    broker.rules.hold_before.add("zombie")
+    zombie = asyncio.create_task(new_relay(db, broker, "zombie").run_once())
+    await wait_until_held(broker, "zombie")
+    rows(dsn, EXPIRE_LEASES.format(f"'%' AND lane = (SELECT lane FROM duly.outbox WHERE aggregate_id = '{lost}')"))
+    assert (await new_relay(db, broker, "heir").run_once()).facts == {"published": 0, "failed": 1, "held": 0}
+    broker.release()
+    assert (await zombie).facts == {"published": 0, "failed": 0, "held": 0}
+    assert dict(rows(dsn, "SELECT aggregate_id, attempts FROM duly.outbox")) == {lost: 1, kept: 0}
+    assert (await new_relay(db, broker, "heir").run_once()).facts["published"] == 1
+    assert [(one.relay, one.aggregate) for one in broker.received()] == [("zombie", kept), ("heir", kept)]
 
 
 async def test_relays_that_race_send_each_event_once_while_nothing_fails(

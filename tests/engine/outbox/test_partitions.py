@@ -64,6 +64,20 @@ async def test_an_event_lands_in_the_partition_of_its_day(db: Database, dsn: str
     ]
 
 
+async def test_a_day_begins_at_midnight_in_utc_whatever_the_zone_of_who_makes_its_partition(
+    db: Database, dsn: str, clock: BusinessClock
+) -> None:
+    """E1.8: an operator's psql in Auckland draws the same bounds as the clean-up."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SET timezone = 'Pacific/Auckland'")
+        for parent in ("events", "executions"):
+            connection.execute("SELECT duly.create_partitions(%s, '2033-06-14', 3)", [parent])
+    for hours in (0, 11, 13, 23):
+        clock.freeze(datetime(2033, 6, 15, hours, tzinfo=UTC))
+        await publish(db, f"{hours:02}")
+    assert rows(dsn, WHERE) == [("duly.events_p20330615", f"{hours:02}") for hours in (0, 11, 13, 23)]
+
+
 async def test_rows_without_a_partition_are_kept_and_move_over_when_it_is_made(
     db: Database, dsn: str, clock: BusinessClock
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,11 +16,14 @@ import pytest
 
 from duly import Database, Relay, emit
 from duly.clock import monotonic
+from duly.duty import Cycle
 from duly.messages import NewEvent
 from duly.settings import Settings
+from duly.testing import BusinessClock
 from duly.wakeup import Wakeup
 from tests.support import rows, value
 
+NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
 STATUSES = "SELECT status, count(*)::int FROM duly.event_log GROUP BY status ORDER BY status"
 JOBS = "SELECT name, entity_id FROM duly.jobs ORDER BY name, entity_id"
 
@@ -98,6 +102,20 @@ async def test_an_event_that_commits_late_is_not_lost(db: Database, dsn: str) ->
         assert (await Relay(db).run_once()).done == 0
     assert (await Relay(db).run_once()).facts["published"] == 1
     assert rows(dsn, "SELECT aggregate_id FROM duly.events ORDER BY seq") == [("o1",), ("o2",)]
+
+
+async def test_order_is_that_of_emission_although_the_clock_goes_back(
+    db: Database, dsn: str, clock: BusinessClock
+) -> None:
+    """E1.5: by seq, never by created_at; in batches that hold a part of them only."""
+    add_consumer(dsn, "ledger", ["*"])
+    for n in range(9):
+        clock.freeze(NOON - timedelta(minutes=n))
+        await emit_events(db, order_changed("o1", n))
+    for _ in range(3):
+        assert (await Relay(db, batch=3).run_once()).facts["published"] == 3
+    numbers = "SELECT (e.payload->>'n')::int FROM duly.jobs j JOIN duly.events e ON e.id = j.event_id ORDER BY j.id"
+    assert [row[0] for row in rows(dsn, numbers)] == list(range(9))
 
 
 async def test_the_statements_of_a_cycle_do_not_grow_with_the_batch(db: Database, dsn: str) -> None:
@@ -251,6 +269,13 @@ async def test_a_relay_that_hears_nothing_polls_ten_times_a_second(db: Database,
     async with live_relay(db, dsn, deaf=True) as live:
         for n in range(3):
             assert await live.until_published(dsn, await emit_events(db, order_changed(f"o{n}"))) < 2
+
+
+async def test_a_relay_that_hears_nothing_waits_a_tenth_of_a_second_at_most(db: Database) -> None:
+    """E1.3: whatever its poll interval is, and however far away the next retry."""
+    for relay in (Relay(db), Relay(db, wakeup=Wakeup(db))):  # the second one's ear is not open yet
+        relay.poll_seconds = 30.0
+        assert [relay._pause(Cycle(wait_seconds=wait)) for wait in (None, 8.0, 0.05)] == [0.1, 0.1, 0.05]
 
 
 async def test_a_relay_whose_connections_are_cut_goes_on_by_itself(db: Database, dsn: str) -> None:

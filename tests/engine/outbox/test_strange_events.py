@@ -11,6 +11,7 @@ import pytest
 
 from duly import Database, Duly, Event, Relay, Tx, Worker
 from duly.messages import MAX_PAYLOAD_BYTES
+from tests.engine.outbox.broker import Broker, BrokerTransport
 from tests.support import finish, python, rows, value
 
 STRANGE = {
@@ -42,6 +43,19 @@ async def test_a_strange_event_does_not_stop_the_relay(db: Database, dsn: str, a
         await Relay(db).run_once()
     query = "SELECT aggregate_id FROM duly.events WHERE aggregate_id <> 'strange' ORDER BY seq"
     assert rows(dsn, query) == [("before",), ("after",)]
+
+
+@pytest.mark.parametrize("where", ["payload", "headers"])
+async def test_an_event_that_cannot_be_decoded_fails_and_the_others_go_to_the_broker(
+    db: Database, dsn: str, broker: Broker, where: str
+) -> None:
+    """E1.4: it is a failed attempt that says why, and no broker saw it."""
+    assert emit_between_good_ones(dsn, f"{where} => '{{\"n\": 1e5000}}'")
+    assert (await Relay(db, transport=BrokerTransport(broker.port)).run_once()).facts["failed"] == 1
+    assert sorted(one.aggregate for one in broker.received()) == ["after", "before"]
+    ((aggregate, attempts, error),) = rows(dsn, "SELECT aggregate_id, attempts, last_error FROM duly.outbox")
+    assert (aggregate, attempts) == ("strange", 1)
+    assert error.startswith("cannot be decoded: ValueError")
 
 
 @pytest.mark.parametrize("arguments", STRANGE.values(), ids=STRANGE.keys())

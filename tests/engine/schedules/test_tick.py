@@ -151,6 +151,30 @@ async def test_an_edit_takes_effect_at_the_next_tick(db: Database, dsn: str, clo
     assert due_ats(dsn) == [NOON + timedelta(minutes=10)]
 
 
+@pytest.mark.parametrize(
+    ("edit", "following"),
+    [
+        ("cron = '*/10 * * * *'", NOON + timedelta(minutes=10)),
+        ("timezone = 'Europe/Warsaw'", NOON + timedelta(hours=23)),
+    ],
+)
+async def test_an_edit_by_plain_sql_takes_effect_at_the_next_tick(
+    db: Database, dsn: str, clock: BusinessClock, edit: str, following: datetime
+) -> None:
+    """E3.1: the row says what is to be, and the scheduler that runs already plans it anew."""
+    given_schedule(dsn, "Report", "0 13 * * *")
+    scheduler = Scheduler(db)
+    await scheduler.cycle()
+    assert column(dsn, "Report", "next_run_at") == NOON + timedelta(hours=1)
+    rows(dsn, f"UPDATE duly.schedules SET {edit} WHERE name = 'Report'")
+    assert (await scheduler.cycle()).done == 0
+    assert column(dsn, "Report", "next_run_at") == following
+    clock.freeze(following)
+    assert (await scheduler.cycle()).done == 1
+    await scheduler.close()
+    assert due_ats(dsn) == [following]
+
+
 # -- the boundaries (E3.3) and the bound (E3.13) -------------------------------------------------------------
 
 

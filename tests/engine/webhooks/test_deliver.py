@@ -70,6 +70,16 @@ async def test_a_matching_event_is_delivered_signed_and_recorded(hooks: Hooks, c
     assert (made.status, hooks.jobs()) == ("ACTIVE", [])
 
 
+async def test_an_event_that_any_of_the_patterns_fits_is_delivered_once(hooks: Hooks) -> None:
+    """E6.1: the first pattern or the last, or all of them."""
+    async with subscriber() as one:
+        await hooks.subscribe(one.url, "parcel.*", "order.*", "order.placed")
+        for kind in ("order.placed", "parcel.sent", "shop.closed"):
+            await hooks.emit(type=kind)
+        await hooks.drain()
+    assert sorted(request.headers["x-event-type"] for request in one.requests) == ["order.placed", "parcel.sent"]
+
+
 async def test_there_are_eight_tries_at_the_promised_moments_and_then_an_alert(
     hooks: Hooks, clock: BusinessClock
 ) -> None:

@@ -265,6 +265,17 @@ async def test_when_the_first_fails_the_second_takes_effect(desk: Desk) -> None:
     assert desk.effects() == ["e"]
 
 
+async def test_a_webhook_whose_effect_fails_may_come_again(desk: Desk) -> None:
+    """E6.3: the id and the effect are one transaction, so that neither is there without the other."""
+    desk.gate.set()
+    desk.fail = True
+    assert (await desk.standard()).status_code == 500
+    assert value(desk.hooks.dsn, "SELECT count(*) FROM duly.received_webhooks") == 0
+    desk.fail = False
+    assert (await desk.standard()).json()["status"] == "done"
+    assert desk.effects() == ["evt-1"]
+
+
 async def _until_blocked(hooks: Hooks) -> None:
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     async with asyncio.timeout(10):

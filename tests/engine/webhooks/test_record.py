@@ -98,6 +98,41 @@ async def test_a_deleted_subscription_gets_no_delivery_while_others_do(hooks: Ho
     assert rows(hooks.dsn, "SELECT subscription_id FROM duly.webhook_deliveries") == [(stays.id,)]
 
 
+async def test_who_fails_gets_one_at_a_time(hooks: Hooks) -> None:
+    """E6.2: whether somebody is well again is asked by one delivery, and not by a handful."""
+    await hooks.subscribe(NOBODY, max_in_flight=5)
+    rows(hooks.dsn, "UPDATE duly.webhook_subscriptions SET failures = 1, failing_since = duly.now()")
+    await hooks.emit(4)
+    await fan_out(hooks)
+    assert sorted(delivery.status for delivery in await hooks.deliveries()) == ["QUEUED", *["WAITING"] * 4]
+
+
+async def test_an_attempts_row_says_all_that_happened(hooks: Hooks) -> None:
+    """E6.1: status, HTTP status, latency and error, each of its own attempt."""
+    made = await hooks.subscribe(NOBODY)
+    await hooks.emit()
+    await fan_out(hooks)
+    answers = (Answer("status", 1234, 500, "192.0.2.1", {"via": "x"}, "no"), Answer(None, 56, 204, "192.0.2.2"))
+    sent = [
+        Sent(
+            Task(delivery.id, 1, 0, made.id, NOBODY, 15, NOW, None, []), NOW, {"X-Event-Type": "order.placed"}, 10,
+            answer,
+        )
+        for delivery, answer in zip(await hooks.deliveries(), answers, strict=True)
+    ]  # fmt: skip
+    async with hooks.db.transaction() as tx:
+        await record(tx, sent, most=5, disable_after=timedelta(days=5))
+    found = rows(
+        hooks.dsn,
+        "SELECT delivery_id, number, outcome, http_status, error, latency_ms, address, response_excerpt, started_at "
+        "FROM duly.webhook_attempts ORDER BY latency_ms DESC",
+    )
+    assert found == [
+        (sent[0].task.id, 1, "FAILED", 500, "status", 1234, "192.0.2.1", "no", NOW),
+        (sent[1].task.id, 1, "DELIVERED", 204, None, 56, "192.0.2.2", "", NOW),
+    ]
+
+
 async def test_while_the_circuit_is_open_nothing_is_admitted(hooks: Hooks) -> None:
     """Not even the one at a time that somebody who fails may have."""
     await hooks.subscribe(NOBODY)

@@ -153,7 +153,7 @@ INSERT INTO decisions.log (id, rule_set_id, rule_set_version, snapshot_id, engin
 VALUES (duly.uuid7(CAST(:at AS timestamptz)), :rule_set_id, :rule_set_version, :snapshot_id, :engine, :subject, :at,
         :decision, :score, CAST(:facts AS jsonb), CAST(:matched AS jsonb), CAST(:incomplete AS jsonb), :evaluated,
         :latency_us)
-RETURNING id, CAST(pg_current_xact_id() AS text)
+RETURNING id, duly.commit_mark()
 """)
 # The same in the only statement of an evaluation whose rules ask for neither the time nor the past: a row is written if
 # the rules that decided are in force, and the moment is added to the facts as Python would write it.
@@ -167,7 +167,7 @@ SELECT duly.uuid7(n.now), r.id, CAST(:rule_set_version AS integer), r.snapshot_i
        CAST(:matched AS jsonb), CAST(:incomplete AS jsonb), CAST(:evaluated AS integer), CAST(:latency_us AS integer)
 FROM decisions.rule_sets r CROSS JOIN (SELECT duly.now() OFFSET 0) AS n(now)
 WHERE r.id = CAST(:rule_set_id AS text) AND r.snapshot_id = CAST(:snapshot_id AS uuid)
-RETURNING id, at, CAST(pg_current_xact_id() AS text)
+RETURNING id, at, duly.commit_mark()
 """)
 INSERT_DECISIONS = text("""
 WITH given AS MATERIALIZED (

@@ -24,7 +24,7 @@ from apps.finance.decisions.model import (
 from apps.finance.decisions.tables import list_versions, rule_versions, rules
 from apps.finance.decisions.tables import metadata as metadata
 from duly import Tx
-from duly.db import note_xid
+from duly.db import note_mark
 
 _RULE = select(
     rules,
@@ -223,8 +223,8 @@ async def observe(tx: Tx, observed: Sequence[Mapping[str, Any]]) -> None:
 
 async def insert_decision(tx: Tx, values: Mapping[str, Any]) -> UUID:
     """Log a decision."""
-    decision_id, xid = (await tx.execute(sql.INSERT_DECISION, values)).one()
-    note_xid(tx, xid)
+    decision_id, mark = (await tx.execute(sql.INSERT_DECISION, values)).one()
+    note_mark(tx, mark)
     return UUID(bytes=decision_id.bytes)
 
 
@@ -233,8 +233,8 @@ async def insert_decision_in_force(tx: Tx, values: Mapping[str, Any]) -> tuple[U
     row = (await tx.execute(sql.INSERT_DECISION_IN_FORCE, values)).one_or_none()
     if row is None:
         return None
-    decision_id, at, xid = row
-    note_xid(tx, xid)
+    decision_id, at, mark = row
+    note_mark(tx, mark)
     return UUID(bytes=decision_id.bytes), at
 
 

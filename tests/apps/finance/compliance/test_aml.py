@@ -210,6 +210,16 @@ async def test_reversals_do_not_count(ready: Database, dsn: str) -> None:
     assert value(dsn, "SELECT count(*) FROM decisions.log") == 2, "and are not screened"
 
 
+async def test_money_that_was_corrected_had_no_receiver(ready: Database, dsn: str) -> None:
+    """F9: what went back by a reversal was paid to nobody."""
+    one, two, three = [await do(ready, open_customer) for _ in range(3)]
+    first = await do(ready, lambda tx: post(tx, one, two, "10.00"))
+    await do(ready, lambda tx: ledger.reverse(tx, first, reason="typo"))
+    paid = await do(ready, lambda tx: post(tx, two, three, "5.00"))
+    await screen(ready)
+    assert facts_of(dsn, paid)["counterparties7d"] == 1
+
+
 async def test_customers_are_measured_and_not_the_cash(ready: Database, dsn: str) -> None:
     """Of a deposit, what the customer received; the cash account, through which all of it goes, is too busy to say."""
     cash = await do(ready, lambda tx: open_customer(tx, kind=AccountType.ASSET))
@@ -351,6 +361,25 @@ async def test_several_lines_of_one_account_are_one_account(ready: Database, dsn
     facts = facts_of(dsn, posted)
     assert (facts["fromAccount"], facts["toAccount"]) == (str(one), str(two))
     assert (facts["transactions24h"], facts["moved24h"], facts["amount"]) == (1, "5.00", "5.00")
+
+
+async def test_of_several_customers_the_busiest_is_measured_and_who_moved_most_is_named(
+    ready: Database, dsn: str
+) -> None:
+    """F9: nobody hides behind somebody quiet who pays, or is paid, in the same transaction."""
+    busy, quiet, payee, fresh, other = [await do(ready, open_customer) for _ in range(5)]
+    await do(ready, lambda tx: post(tx, busy, other, "70.00"))
+    await do(ready, lambda tx: post(tx, busy, payee, "1.00"))
+    lines = [
+        NewEntry(busy, Decimal(1), Direction.DEBIT), NewEntry(quiet, Decimal(9), Direction.DEBIT),
+        NewEntry(payee, Decimal(2), Direction.CREDIT), NewEntry(fresh, Decimal(8), Direction.CREDIT),
+    ]  # fmt: skip
+    posted = (await do(ready, lambda tx: ledger.post(tx, Posting(str(uuid4()), lines)))).id
+    await screen(ready)
+    facts = facts_of(dsn, posted)
+    assert (facts["fromAccount"], facts["toAccount"]) == (str(quiet), str(fresh))
+    assert (facts["transactions24h"], facts["moved24h"], facts["counterparties7d"]) == (3, "72.00", 3)
+    assert (facts["receipts24h"], facts["received24h"]) == (2, "8.00")
 
 
 async def test_an_upgrade_keeps_rules_that_ask_for_the_same_names(db: Database, dsn: str) -> None:

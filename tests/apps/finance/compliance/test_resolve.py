@@ -121,6 +121,19 @@ async def test_a_release_that_the_books_refuse_leaves_all_as_it_was(office: Offi
     office.check()
 
 
+async def test_a_review_whose_release_the_books_refused_still_ends_by_itself(office: Office, db: Database) -> None:
+    """F10: of what was refused half-way nothing stays; the timer that was withdrawn first is there again."""
+    payment, case = await office.hold("60.00")
+    await do(db, lambda tx: ledger.close_account(tx, office.payers.ben))
+    assert (await office.ask("POST", f"/{case}/resolve", APPROVE)).status_code == 409
+    timers = "SELECT count(*) FROM duly.jobs WHERE name = 'payments.expire-review' AND entity_id = %(id)s"
+    assert value(office.dsn, timers, {"id": payment}) == 1
+    await office.run(days=7.1)
+    assert (office.payers.state(payment), office.status(case)) == ("REJECTED", "EXPIRED")
+    assert await office.payers.available(office.payers.ann) == "100.00"
+    office.check()
+
+
 # -- payments that were posted ----------------------------------------------------------------------------------------
 
 

@@ -86,6 +86,30 @@ async def test_what_has_ended_never_changes(office: Office, body: dict[str, str]
         rows(office.dsn, line)
 
 
+async def test_what_has_expired_never_changes(office: Office) -> None:
+    """F10: a case that ended with its review is as final as one that somebody has decided."""
+    _, case = await office.hold()
+    await office.run(days=7.1)
+    assert office.status(case) == "EXPIRED"
+    for change in ("status = 'OPEN', ended_at = NULL", "assignee = 'x'", DECIDED + "'REVERSED', resolved_by = 'olga'"):
+        with pytest.raises(psycopg.Error, match="has ended, and never changes"):
+            rows(office.dsn, CHANGE + change)
+    line = f"INSERT INTO compliance.case_events VALUES ('{case}', 9, duly.now(), 'x', 'COMMENTED', '{{}}')"
+    with pytest.raises(psycopg.Error, match="nothing is added to its timeline"):
+        rows(office.dsn, line)
+
+
+async def test_who_reopened_a_case_does_not_confirm_it(office: Office) -> None:
+    """F10, four eyes: whoever writes."""
+    _, case = await office.hold()
+    await office.do(case, "resolve", REJECT)
+    await office.do(case, "reopen", {"reason": "x"}, who="ida", expect=201)
+    decided = DECIDED + "'NOTHING_HELD', needs_two = true, resolved_by = 'olga', confirmed_by = "
+    with pytest.raises(psycopg.Error, match="cases_confirmed_by_another"):
+        rows(office.dsn, CHANGE + decided + "'ida' WHERE reopens_id IS NOT NULL")
+    rows(office.dsn, CHANGE + decided + "'otto' WHERE reopens_id IS NOT NULL")
+
+
 async def test_that_two_must_decide_is_not_taken_back(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPLIANCE_FOUR_EYES", "*=1")
     await office.hold()

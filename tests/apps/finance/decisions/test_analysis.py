@@ -106,6 +106,8 @@ def test_a_missing_fact_gets_past_a_rule_that_needs_it() -> None:
     high = make_rule(compare("amount", "gt", "10"), number=2, priority=8, terminate=True)
     behind = make_rule(compare("currency", "eq", "PLN"), number=3)
     assert analyse(behind, low, high) == []
+    without = make_rule({"not": compare("amount", "exists")}, number=4)
+    assert analyse(without, low, high) == [], "neither of them can say anything about it"
 
 
 def test_velocity_is_never_negative() -> None:

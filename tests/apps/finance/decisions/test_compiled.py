@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 from apps.finance.decisions import facts as reading
 from apps.finance.decisions.compiled import CompiledSet
+from apps.finance.decisions.deciding import decide
 from apps.finance.decisions.language import parse
+from apps.finance.decisions.loading import Loaded
 from apps.finance.decisions.model import Outcome, Rule, Settings, read_settings
+from duly.clock import monotonic
 from duly.db import load_json
 from tests.apps.finance.decisions import oracle
 
@@ -183,6 +186,26 @@ def test_what_incomplete_means_is_the_rule_sets_decision(policy: str, expected: 
     rule = make_rule({"field": "amount", "op": "gt", "value": "1"}, settings=chosen)
     verdict = compile_rules(rule, settings=chosen).decide({})
     assert (verdict.decision, len(verdict.incomplete)) == (expected, 1)
+
+
+def test_what_could_not_be_answered_makes_no_decision_milder() -> None:
+    """F11: one rule says REJECT, another lacks its fact."""
+    says = make_rule({"field": "count", "op": "eq", "value": 1}, decision=Outcome.REJECT)
+    lacks = make_rule({"field": "amount", "op": "gt", "value": "1"}, number=2)
+    verdict = compile_rules(says, lacks).decide({"count": 1})
+    assert (verdict.decision, len(verdict.matched), len(verdict.incomplete)) == (Outcome.REJECT, 1, 1)
+
+
+def test_how_long_a_decision_took_is_noted_in_microseconds() -> None:
+    """F11: as somebody says who looks at a clock before and after."""
+    rules = tuple(make_rule({"field": "amount", "op": "exists"}, number=number) for number in range(1, 500))
+    loaded = Loaded(UUID(int=1), "s", 1, SETTINGS, rules, LISTS, compile_rules(*rules))
+    shares = []
+    for _ in range(20):
+        began = monotonic()
+        decided = decide(loaded, {}, None)
+        shares.append(decided.latency_us / ((monotonic() - began) * 1_000_000))
+    assert 0.5 < max(shares) < 1.05, "some of them are not interrupted"
 
 
 def test_python_values_of_callers_are_recorded_exactly() -> None:

@@ -91,6 +91,18 @@ async def test_a_replay_says_same_or_what_differs(office: Office, dsn: str) -> N
     assert (await office.ask("POST", f"/decisions/{uuid4()}/replay")).status_code == 404
 
 
+async def test_a_replay_looks_into_the_lists_of_then(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F11: in another process, too."""
+    await office.make_set()
+    await office.ask("PUT", "/lists/sanctioned", {"members": ["acc-1"]})
+    await office.rule({"field": "to", "op": "in", "list": "sanctioned"}, decision="REJECT")
+    made = await office.evaluate({"to": "acc-1"})
+    await office.ask("PUT", "/lists/sanctioned", {"members": ["acc-2"]})
+    monkeypatch.setattr(service, "_cache", Cache())
+    replayed = (await office.ask("POST", f"/decisions/{made['id']}/replay")).json()
+    assert (replayed["same"], replayed["decision"]) == (True, "REJECT")
+
+
 MONEY: dict[str, Any] = {"money": {"amount": "amount", "currency": "currency"}}
 
 

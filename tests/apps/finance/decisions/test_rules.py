@@ -6,10 +6,12 @@ import asyncio
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
 
 from duly.db import Database
 from tests.apps.finance.decisions.acting import LARGE, Office
+from tests.apps.transfers.acting import until_waiting
 from tests.support import rows, value
 
 NEVER = {"all": [LARGE, {"field": "amount", "op": "lt", "value": "1"}]}
@@ -92,6 +94,21 @@ async def test_a_change_is_a_new_version_and_takes_effect_when_it_is_activated(o
     stale = await office.ask("PUT", f"/rules/{rule['id']}", {**body, "expectedVersion": 1})
     assert stale.status_code == 409
     assert (await office.ask("POST", f"/rules/{rule['id']}/activate", {"version": 9})).status_code == 404
+
+
+async def test_changes_at_the_same_time_are_versions_of_their_own(office: Office, dsn: str) -> None:
+    """F12: each waits for the one before."""
+    await office.make_set()
+    rule = await office.draft()
+    body = {"conditions": LARGE, "action": {"decision": "REVIEW"}}
+    with psycopg.connect(dsn) as rival:
+        rival.execute("SELECT 1 FROM decisions.rules FOR UPDATE")
+        changing = [
+            asyncio.create_task(office.ask("PUT", f"/rules/{rule['id']}", {**body, "name": name})) for name in "ab"
+        ]
+        await until_waiting(dsn, 2)
+    answers = await asyncio.gather(*changing)
+    assert sorted((answer.status_code, answer.json().get("version")) for answer in answers) == [(200, 2), (200, 3)]
 
 
 async def test_activating_and_deprecating_emit_events_in_the_same_commit(office: Office, dsn: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
 from apps.finance.kyc import service
+from apps.finance.kyc.model import Callback, Status
 from apps.sandbox import bank, identity
 from apps.sandbox.identity import Behaviour
 from duly.db import Database
@@ -272,6 +273,32 @@ async def test_what_is_not_signed_is_401_and_nothing(desk: Desk, dsn: str, attac
     answer = await desk.api.client.post("/v1/webhooks/kyc/sandbox", content=sent, headers=headers)
     assert (answer.status_code, desk.status(made["sessionId"])) == (401, "PENDING")
     assert value(dsn, "SELECT count(*) FROM duly.received_webhooks") == 0
+
+
+async def test_a_provider_decides_nothing_about_the_sessions_of_another(desk: Desk, db: Database, dsn: str) -> None:
+    """F8: whoever can sign for one of them approves nobody of another's, by our name of a session or by its own."""
+    made = await desk.create()
+    await desk.start(made)
+    (reference,) = desk.provider.checks
+    names: list[tuple[UUID | None, str | None]] = [(UUID(made["sessionId"]), None), (None, reference)]
+    for client_ref, session_ref in names:
+        evidence = f"ev_{uuid4().hex}"
+        callback = Callback("other", uuid4().hex * 2, client_ref, session_ref, Status.APPROVED, evidence)
+        async with db.transaction() as tx:
+            assert await service.receive(tx, callback) == "kept"
+    assert desk.status(made["sessionId"]) == "IN_PROGRESS"
+    assert kept_of(dsn) == [("unknown_session", None)] * 2
+
+
+async def test_in_production_the_secret_that_everybody_knows_signs_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F8: the sandbox's secret is no secret: whoever has read it approves nobody."""
+    made = await desk.create()
+    settings: Settings = desk.api.fastapi.state.settings
+    monkeypatch.setattr(desk.api.fastapi.state, "settings", settings.model_copy(update={"env": "production"}))
+    answer = await desk.call(made["sessionId"], "APPROVED")
+    assert (answer.status_code, desk.status(made["sessionId"])) == (401, "PENDING")
 
 
 async def test_a_bank_of_the_same_name_is_somebody_else(desk: Desk, db: Database, dsn: str) -> None:

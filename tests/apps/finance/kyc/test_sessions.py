@@ -136,6 +136,15 @@ async def test_only_a_provider_that_is_plugged_in_checks(desk: Desk) -> None:
     assert (await desk.try_create({"userId": "user-1", "name": "Ann"})).status_code == 422
 
 
+async def test_a_member_that_nobody_knows_is_refused_without_its_name(desk: Desk, dsn: str) -> None:
+    """F8: somebody's name may be the name of a member, too; the answer repeats neither."""
+    for wrong in ({"Ann Kowalska": 7}, {"Ann Kowalska": {"born": "1990-01-02"}}, {"name": "Ann Kowalska"}):
+        answer = await desk.try_create({"userId": "user-1", **wrong})
+        assert answer.status_code == 422
+        assert not {word for word in ("Kowalska", "1990-01-02") if word in answer.text}
+    assert value(dsn, "SELECT count(*) FROM kyc.sessions") == 0
+
+
 async def test_sessions_are_listed_by_person_and_by_status(desk: Desk) -> None:
     ids = [(await desk.create(f"user-{number % 2}"))["sessionId"] for number in range(4)]
     await desk.call(ids[0], "APPROVED")

@@ -55,6 +55,17 @@ async def test_what_is_no_account_is_refused_with_its_path(
     assert count(dsn, "ledger.accounts") == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "balance"),
+    [("ASSET", "5.00"), ("EXPENSE", "5.00"), ("LIABILITY", "-5.00"), ("EQUITY", "-5.00"), ("INCOME", "-5.00")],
+)
+async def test_an_account_of_each_type_grows_on_its_own_side(books: Books, kind: str, balance: str) -> None:
+    """F1: debits raise assets and expenses, and lower the others."""
+    account = await books.open(kind)
+    await books.post(account, await books.open(), "5.00")
+    assert (await books.balance(account))["balance"] == balance
+
+
 async def test_accounts_are_listed_page_by_page_the_newest_first(books: Books) -> None:
     opened = [await books.open() for _ in range(5)]
     first = (await books.get("/v1/accounts?limit=3")).json()

@@ -97,6 +97,23 @@ async def test_a_reversal_marks_its_original_and_changes_nothing_else(
         raw.rollback()
 
 
+async def test_with_the_mark_of_a_reversal_nothing_else_is_changed(
+    raw: psycopg.Connection[Any], posted: dict[str, Any]
+) -> None:
+    """F4: in the transaction that reverses, either."""
+    raw.execute(
+        """INSERT INTO ledger.transactions (id, reference, currency, amount, reverses_id, reason, posted_at)
+           VALUES (gen_random_uuid(), 'by hand', 'PLN', 500, %(id)s, 'typo', duly.now())""",
+        posted,
+    )
+    for change in ("amount = 1", "reference = 'x'", "reason = 'x'", "posted_at = posted_at - interval '1 day'"):
+        with pytest.raises(errors.RestrictViolation), raw.transaction():
+            raw.execute(
+                f"UPDATE ledger.transactions SET status = 'REVERSED', {change} WHERE id = %(id)s".encode(), posted
+            )
+    raw.execute("UPDATE ledger.transactions SET status = 'REVERSED' WHERE id = %(id)s", posted)
+
+
 async def test_an_entry_cannot_join_an_older_transaction(
     raw: psycopg.Connection[Any], posted: dict[str, Any], dsn: str
 ) -> None:
@@ -133,7 +150,7 @@ async def test_a_transaction_by_hand_is_proved_at_commit_too(
         check_consistent(dsn)
 
 
-@pytest.mark.parametrize(("ahead", "off"), [(2, 0), (0, 0), (-1, 0), (1, 1), (1, -1)])
+@pytest.mark.parametrize(("ahead", "off"), [(2, 0), (2, -500), (0, 0), (-1, 0), (1, 1), (1, -1)])
 async def test_an_entry_follows_the_last_one_without_a_gap(
     raw: psycopg.Connection[Any], posted: dict[str, Any], ahead: int, off: int
 ) -> None:
@@ -141,6 +158,15 @@ async def test_an_entry_follows_the_last_one_without_a_gap(
     heading = write(raw)
     with pytest.raises((errors.CheckViolation, errors.UniqueViolation)):
         enter(raw, heading, posted["a"], 100, 1, ahead, off)
+
+
+async def test_an_entry_is_not_older_than_the_last_one(raw: psycopg.Connection[Any], posted: dict[str, Any]) -> None:
+    """F2: a balance of the past is found by halving."""
+    heading = str(uuid4())
+    yesterday = HEADING.replace("duly.now()", "duly.now() - interval '1 day'")
+    raw.execute(yesterday.encode(), {"id": heading, "amount": 100})
+    with pytest.raises(errors.CheckViolation, match="follows nothing"):
+        enter(raw, heading, posted["a"], 100, 1)
 
 
 async def test_an_entry_has_the_currency_of_its_transaction_and_an_account(
@@ -179,6 +205,16 @@ async def test_the_schema_says_what_is_impossible(
     """F3."""
     with pytest.raises((errors.CheckViolation, errors.ForeignKeyViolation)):
         raw.execute(attack.encode())
+
+
+@pytest.mark.parametrize("attack", ["held = 501", "balance = -499, held = 500", "balance = 1"])
+async def test_an_account_that_may_not_is_never_overdrawn(
+    books: Books, raw: psycopg.Connection[Any], attack: str
+) -> None:
+    """F5: nor is more on hold than there is."""
+    account = await books.open_with("5.00")
+    with pytest.raises(errors.CheckViolation, match="balances_are_covered"):
+        raw.execute(f"UPDATE ledger.balances SET {attack} WHERE account_id = %s".encode(), [account])
 
 
 async def test_the_applications_role_posts_and_cannot_write_the_journal(

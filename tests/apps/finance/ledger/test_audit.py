@@ -265,6 +265,14 @@ def test_a_line_of_an_older_seal_is_hashed_as_it_was() -> None:
     assert replace(LINE, posted_by=None).digest(1) == LINE.digest(1)
 
 
+def test_a_seal_covers_the_one_before_it() -> None:
+    """F4: whoever rewrites a link must rewrite all that follow it."""
+    seals = [ChainHash(GENESIS, 2), ChainHash(bytes([1] * 32), 2)]
+    for one in seals:
+        one.add([LINE])
+    assert seals[0].digest() != seals[1].digest()
+
+
 async def test_seals_of_the_release_before_stay_valid_and_are_followed(
     books: Books, ledger: dict[str, Any], db: Database, dsn: str
 ) -> None:

@@ -175,7 +175,10 @@ async def test_a_transaction_is_reversed_once(books: Books, dsn: str) -> None:
     with holding(dsn, cash):
         trying = [asyncio.create_task(books.reverse(original["id"])) for _ in range(5)]
         await until_waiting(dsn, 5)
-    assert Counter(answer.status_code for answer in await asyncio.gather(*trying)) == {201: 1, 409: 4}
+    answers = await asyncio.gather(*trying)
+    assert Counter(answer.status_code for answer in answers) == {201: 1, 409: 4}
+    late = {answer.json()["type"] for answer in answers if answer.status_code == 409}
+    assert late == {"urn:duly:problem:already-reversed"}
     assert (await books.balance(customer))["balance"] == "0.00"
     check_consistent(dsn)
 

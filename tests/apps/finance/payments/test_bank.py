@@ -14,7 +14,7 @@ import pytest
 from apps.finance.ledger import service as ledger
 from apps.finance.payments import service
 from apps.finance.payments.gateways import TIMEOUT_VARIABLE, URL_VARIABLE
-from apps.finance.payments.model import WAITS
+from apps.finance.payments.model import VALIDITY, WAITS
 from apps.sandbox.bank import Behaviour, Charge
 from apps.wiring import app
 from duly.db import Database
@@ -85,6 +85,30 @@ async def test_an_answer_that_is_lost_is_asked_for_and_nothing_is_sent_again(
     assert (payers.state(made["id"]), sends(payers), asks(payers)) == ("COMPLETED", 1, 1)
     assert await payers.both() == ("90.00", "10.00")
     payers.check()
+
+
+async def test_a_question_that_comes_too_early_waits(payers: Payers, dsn: str) -> None:
+    """F7: somebody runs the job by hand while our request might still be under way."""
+    payers.order(Behaviour.LOSE)
+    made = await payers.pay("10.00")
+    await payers.run()
+    rows(dsn, "UPDATE duly.jobs SET run_at = duly.now() WHERE name = 'payments.ask'")
+    await payers.run()
+    assert (payers.state(made["id"]), asks(payers)) == ("UNKNOWN", 0)
+    await payers.run(minutes=2)
+    assert (payers.state(made["id"]), asks(payers)) == ("PROCESSING", 1)
+    payers.check()
+
+
+async def test_the_bank_may_take_a_request_for_a_minute_by_its_own_clock(
+    payers: Payers, db: Database, dsn: str
+) -> None:
+    """F7: whatever our business clock says."""
+    made = await payers.pay("10.00")
+    payers.clock.advance(days=3)
+    before = value(dsn, "SELECT clock_timestamp()")
+    order = await do(db, lambda tx: service.begin_sending(tx, UUID(made["id"])))
+    assert before + VALIDITY <= order.valid_until <= value(dsn, "SELECT clock_timestamp()") + VALIDITY
 
 
 async def test_a_time_out_is_an_unknown_outcome(payers: Payers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +365,7 @@ async def test_the_sweep_takes_a_hundred_at_a_time_in_four_statements(payers: Pa
         {"ann": payers.ann, "ben": payers.ben},
     )
     ours = {name: one for name, one in app.handlers.items() if name.startswith("payments.retry")}
-    rows(dsn, "SELECT duly.schedule('payments.retry')")
+    assert await do(db, service.retry_due) == (100, True)
     await drain(db, ours)
     assert rows(dsn, "SELECT state, delivery, count(*) FROM payments.payments GROUP BY 1, 2") == [
         ("PROCESSING", "DUE", 250)

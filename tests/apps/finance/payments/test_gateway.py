@@ -7,7 +7,7 @@ import contextlib
 import gzip
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -125,6 +125,15 @@ async def test_answers_come_unpacked_and_within_bounds(scripted: Scripted) -> No
     assert b"accept-encoding: identity\r\n" in scripted.requests[0].lower()
     scripted.say(200, json.dumps(TAKEN).encode() + b" " * MOST_ANSWER_BYTES)
     assert (await HttpBank("bank").send(ORDER)).detail == "unreadable"
+
+
+async def test_each_try_is_sent_with_the_payments_own_key(scripted: Scripted) -> None:
+    """F7: the first and the last alike."""
+    scripted.say(202, TAKEN)
+    for attempt in (1, 7):
+        await HttpBank("bank").send(replace(ORDER, attempt=attempt))
+    lines = [line.lower() for head in scripted.requests for line in head.decode().splitlines()]
+    assert [line for line in lines if line.startswith("idempotency-key")] == [f"idempotency-key: {ORDER.key}"] * 2
 
 
 async def test_the_token_is_sent_and_never_shown(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:

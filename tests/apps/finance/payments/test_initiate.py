@@ -72,6 +72,16 @@ async def test_without_cover_the_payment_is_kept_and_the_answer_is_422(payers: P
     payers.check()
 
 
+async def test_what_has_no_cover_is_not_screened(payers: Payers, db: Database, dsn: str) -> None:
+    """F5: FAILED, whatever the rules would say; the last cent is cover enough."""
+    await add_rule(db, MANY, "REJECT")
+    answer = await payers.try_pay("100.01")
+    assert (answer.status_code, answer.json()["state"]) == (422, "FAILED")
+    assert value(dsn, "SELECT count(*) FROM decisions.log") == 0
+    assert (await payers.pay("100.00"))["state"] == "REJECTED"
+    payers.check()
+
+
 async def test_cover_is_asked_for_where_the_account_may_go_negative_too(payers: Payers, db: Database) -> None:
     """F5: an account that may be overdrawn by a bookkeeper is not overdrawn by a payment."""
     loose = await do(db, lambda tx: open_account(tx, "5.00", may_go_negative=True))
@@ -117,6 +127,16 @@ async def test_a_payment_between_assets_moves_the_other_way(payers: Payers, db: 
     payers.settle(made["id"])
     await payers.call(made["id"], "SETTLED")
     assert (await payers.available(one), await payers.available(two)) == ("18.00", "12.00")
+    payers.check()
+
+
+async def test_an_expense_is_paid_from_an_asset(payers: Payers, db: Database) -> None:
+    """F5: both grow with debits, so that money can go from one to the other."""
+    asset = await do(db, lambda tx: open_account(tx, "30.00", kind=AccountType.ASSET))
+    expense = await do(db, lambda tx: open_account(tx, kind=AccountType.EXPENSE))
+    made = await payers.pay("12.00", payer=asset, payee=expense)
+    await payers.call(made["id"], "SETTLED")
+    assert (await payers.available(asset), await payers.available(expense)) == ("18.00", "12.00")
     payers.check()
 
 
@@ -181,6 +201,15 @@ async def test_a_review_that_nobody_ends_is_rejected_in_time(payers: Payers, db:
     found = await payers.read(made["id"])
     assert (found["state"], found["reason"]) == ("REJECTED", "not_approved")
     assert await payers.both() == ("100.00", "0.00")
+    payers.check()
+
+
+async def test_what_is_reviewed_is_on_hold_for_as_long_as_it_is(payers: Payers, db: Database) -> None:
+    """F5: nobody spends it on the last day either."""
+    await add_rule(db, MANY, "REVIEW")
+    made = await payers.pay("60.00")
+    await payers.run(days=6.9)
+    assert (payers.state(made["id"]), await payers.both()) == ("PENDING_REVIEW", ("40.00", "0.00"))
     payers.check()
 
 

@@ -60,6 +60,11 @@ async def test_what_is_complete_stays_so(payers: Payers, dsn: str) -> None:
         rows(dsn, CHANGE + "state = 'PROCESSING'")
 
 
+async def test_what_is_due_again_is_looked_for_every_minute(dsn: str) -> None:
+    """F7."""
+    assert rows(dsn, "SELECT cron FROM duly.schedules WHERE name = 'payments.retry'") == [("* * * * *",)]
+
+
 def test_the_history_allows_exactly_the_changes_of_the_model() -> None:
     (rule,) = [str(one.sqltext) for one in history.constraints if one.name == "history_change_is_possible"]  # type: ignore[attr-defined]  # a CheckConstraint
     listed = set(re.findall(r"'([A-Z_]*>[A-Z_]+)'", rule))

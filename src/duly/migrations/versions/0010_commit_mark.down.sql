@@ -1,0 +1,2 @@
+DROP FUNCTION duly.commit_outcome(text);
+DROP FUNCTION duly.commit_mark();
