@@ -1069,14 +1069,6 @@ TRANSFERS: list[Mutant] = [
     ),
     Mutant(
         id="T3",
-        breaks="a sweep takes no locks",
-        file=TRANSFER_STORE,
-        old="ORDER BY p.id FOR NO KEY UPDATE\n",
-        new="ORDER BY p.id\n",
-        tests=(f"{AT_RACES}::test_a_request_that_is_being_made_is_resumed_by_the_sweep_that_waited",),
-    ),
-    Mutant(
-        id="T3",
         breaks="a sweep that waited expires what was accepted meanwhile",
         file=TRANSFER_STORE,
         old="    WHERE t.product_id = ANY(CAST(:product_ids AS uuid[])) AND t.status = 'Pending'\n",
