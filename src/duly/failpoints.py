@@ -10,7 +10,8 @@ stop       SIGSTOP to ourselves: everything stands still, until somebody sends S
 term       SIGTERM to ourselves: an orderly end is asked for
 raise      ``FailpointHit`` is raised here
 sleep:S    this thread does nothing for S seconds
-cut[:PORT] every socket of this process to PostgreSQL is shut down: Unix sockets, and TCP to PORT (5432)
+cut        every socket of this process to PostgreSQL is shut down: Unix sockets, and TCP to 5432
+cut:PORT   every socket of this process to PORT is shut down, and no other: a broker's, or PostgreSQL's by TCP
 ========== =========================================================================================================
 
 A step that is carried out and then fails is ``raise`` at the point behind it: each step has one, as ``worker.claimed``
@@ -145,18 +146,18 @@ def _act(name: str, point: _Armed) -> None:
     elif point.action == "sleep":
         time.sleep(float(point.argument))
     elif point.action == "cut":
-        _cut(int(point.argument or 5432))
+        _cut(int(point.argument) if point.argument else None)
     else:
         raise FailpointHit(name)
 
 
-def _cut(port: int) -> None:
-    """Shut down what this process has open to PostgreSQL; its own objects find out when they next read or write."""
+def _cut(port: int | None) -> None:
+    """Shut down what this process has open there; its own objects find out when they next read or write."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile, or not connected
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as line:
                 peer = line.getpeername()
-                if ".s.PGSQL." in peer if isinstance(peer, str) else peer[1:2] == (port,):
+                if port is None and ".s.PGSQL." in peer if isinstance(peer, str) else peer[1:2] == (port or 5432,):
                     line.shutdown(socket.SHUT_RDWR)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.brokers.servers import Absent, Foreign, Kind, ProcessServer, Raw, Server, free_port, listens
@@ -23,6 +23,7 @@ FORMATTED = JARS / "formatted"
 INSTALL_SECONDS = 600.0
 AT_ONCE = 20_000
 CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
+USER, PASSWORD = "duly", "a-password-of-tests"
 JAVA = ["java", "-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
 JAVA += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
 SETTINGS = """
@@ -30,10 +31,12 @@ process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
 controller.listener.names=CONTROLLER
-listeners=BROKER://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=BROKER://127.0.0.1:{port}
+listeners=BROKER://127.0.0.1:{port},GUARDED://127.0.0.1:{guarded},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=BROKER://127.0.0.1:{port},GUARDED://127.0.0.1:{guarded}
 inter.broker.listener.name=BROKER
-listener.security.protocol.map=BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT
+listener.security.protocol.map=BROKER:PLAINTEXT,GUARDED:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+listener.name.guarded.sasl.enabled.mechanisms=PLAIN
+listener.name.guarded.plain.sasl.jaas.config={login}
 log.dirs={directory}/logs
 auto.create.topics.enable=true
 num.partitions=1
@@ -44,11 +47,13 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=1000
-broker.session.timeout.ms=60000
+broker.heartbeat.interval.ms=1000
+broker.session.timeout.ms=10000
+initial.broker.registration.timeout.ms=300000
 log.cleaner.dedupe.buffer.size=2097152
 log.index.size.max.bytes=65536
-{more}
 """
+LOGIN = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
 
 
 def install() -> None:
@@ -77,11 +82,15 @@ def _format_storage() -> None:
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
     config = part / "server.properties"
-    config.write_text(SETTINGS.format(port=9092, controller=9093, directory=part, more=""))
+    config.write_text(_settings(part, port=9092, guarded=9094, controller=9093))
     command = [*JAVA, "-cp", f"{JARS}/*", "kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(config)]
     _call(command, "this Java cannot run it (it needs 17 or later)")
     shutil.rmtree(FORMATTED, ignore_errors=True)
     part.rename(FORMATTED)
+
+
+def _settings(directory: Path, *, port: int, guarded: int, controller: int) -> str:
+    return SETTINGS.format(directory=directory, port=port, guarded=guarded, controller=controller, login=LOGIN)
 
 
 def _call(command: Sequence[str], otherwise: str) -> None:
@@ -101,16 +110,22 @@ class KafkaServer(ProcessServer):
     name = "kafka"
     start_seconds = 600.0  # five, where the machine has nothing else to do
 
-    def __init__(self, directory: Path, more: str = "") -> None:
+    def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         install()
+        self.guarded_port = free_port()
         self.config = directory / "server.properties"
-        self.config.write_text(SETTINGS.format(port=self.port, controller=free_port(), directory=directory, more=more))
+        ports = {"port": self.port, "guarded": self.guarded_port, "controller": free_port()}
+        self.config.write_text(_settings(directory, **ports))
 
     @property
     def url(self) -> str:
         """Where it is; setup makes few partitions, for the tests have few aggregates."""
         return f"kafka://127.0.0.1:{self.port}?partitions=3"
+
+    def guarded_url(self, password: str) -> str:
+        """Where it asks for a password, for somebody who knows this one."""
+        return f"kafka://{USER}:{password}@127.0.0.1:{self.guarded_port}/?partitions=1&sasl.mechanism=PLAIN"
 
     @property
     def client(self) -> dict[str, str | int | float | bool]:
@@ -179,11 +194,19 @@ class KafkaForeign:
         )
         numbers = self._consumer.list_topics(topic, timeout=30).topics[topic].partitions
         assert numbers, f"there is no topic {topic}"
-        ends = [
-            TopicPartition(topic, one, self._consumer.get_watermark_offsets(TopicPartition(topic, one), timeout=30)[1])
-            for one in numbers
-        ]
-        self._consumer.assign(ends)
+        self._consumer.assign([TopicPartition(topic, one, self._end_of(TopicPartition(topic, one))) for one in numbers])
+
+    def _end_of(self, partition: TopicPartition) -> int:
+        """Where it ends. The broker hears of a new topic a little later than its controller."""
+        assert self._consumer is not None
+        until = time.monotonic() + 30
+        while True:
+            try:
+                return self._consumer.get_watermark_offsets(partition, timeout=30)[1]
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
 
     def _read(self, count: int, seconds: float) -> list[Raw]:
         assert self._consumer is not None, "watch() comes first"

@@ -103,7 +103,6 @@ class Kind:
     foreign: Callable[[Server], Foreign]
     binding: str  # what CloudEvents attributes are called as headers: "ce-", "ce_", ...; "" in structured mode
     carries_bytes: bool = True  # a body need not be text
-    keeps_reading: bool = True  # a receiver that stands still holds nothing up, until the broker gives up on it
     refuses_absent_topics: bool = True  # what was never set up can be told from what is empty
     shows_repetitions: bool = True  # a stranger sees what was sent twice; otherwise the broker knows it, and drops it
     lose_acknowledgement: Callable[[Server], None] | None = None  # the next one, where cutting the line does not do it

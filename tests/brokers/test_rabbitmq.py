@@ -105,16 +105,18 @@ async def test_what_nobody_takes_waits_until_somebody_does(rabbit_url: str, send
     await drops.close()
 
 
+@pytest.mark.parametrize("others", [3, 100])
 async def test_a_message_that_is_too_large_is_its_own_error_and_the_others_are_through(
-    rabbit: RabbitMQServer, rabbit_url: str, sends: RabbitTransport
+    rabbit: RabbitMQServer, rabbit_url: str, sends: RabbitTransport, others: int
 ) -> None:
-    """RabbitMQ closes the channel for it, under all of them."""
+    """RabbitMQ closes the channel for it, under all of them; and hangs up if one is written to it after that."""
     await asyncio.to_thread(rabbit.evaluate, "application:set_env(rabbit, max_message_size, 20000).")
     try:
-        answers = await sends.publish([event("a"), event("b", text="x" * 30_000), event("c"), event("d")])
-        assert [answers[0], answers[2], answers[3]] == [None, None, None]
-        assert isinstance(answers[1], str)
-        assert "larger than" in answers[1]
+        large = event("b", text="x" * 30_000)
+        first, refused, *rest = await sends.publish([event("a"), large, *(event(f"o{n}") for n in range(1, others))])
+        assert [first, *rest] == [None] * others
+        assert isinstance(refused, str)
+        assert "larger than" in refused
     finally:
         await asyncio.to_thread(rabbit.evaluate, "application:set_env(rabbit, max_message_size, 134217728).")
 

@@ -66,9 +66,10 @@ class World:
 
     # -- processes -----------------------------------------------------------------------------------------------
 
-    def run(self, *kinds: str, failpoints: str = "", **settings: Any) -> Part:
-        """Start a process with these duties."""
+    def run(self, *kinds: str, failpoints: str = "", lane_seconds: str = LEASE_SECONDS, **settings: Any) -> Part:
+        """Start a process with these duties; a wave may take half of what lanes are leased for."""
         given = {f"DULY_{name.upper()}": str(setting) for name, setting in settings.items()}
+        given["LANE_LEASE_SECONDS"] = lane_seconds
         log = self._directory / f"{len(self._parts)}-{'-'.join(kinds)}.log"
         self._parts.append(Part(kinds, self.environment(failpoints) | given, log))
         return self._parts[-1]
@@ -86,7 +87,6 @@ class World:
             "DULY_RECEIVE_TOPICS": self.topic,
             "DULY_RECEIVE_GROUP": self.group,
             "DULY_LEASE_SECONDS": LEASE_SECONDS,
-            "LANE_LEASE_SECONDS": LEASE_SECONDS,
             "DULY_FAILPOINTS": failpoints,
         }
 

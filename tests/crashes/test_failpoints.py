@@ -51,12 +51,13 @@ async def test_a_cut_ends_connections_to_postgresql_and_no_others(db: Database, 
         assert client.recv(1) == b"x"
 
 
-async def test_a_cut_over_tcp_knows_the_port() -> None:
+async def test_a_cut_over_tcp_knows_the_port_and_cuts_nothing_else(dsn: str) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     client = socket.create_connection(("127.0.0.1", port))
     served, _ = listener.accept()
-    with listener, client, served:
+    with psycopg.connect(dsn) as other, listener, client, served:
         arm(f"tick.chosen=cut:{port}")
         failpoint("tick.chosen")
         assert served.recv(1) == b""
+        assert other.execute("SELECT 1").fetchall() == [(1,)]

@@ -196,7 +196,7 @@ class EventsMachine(QueueWorld):
             self.model.deliver(event)
         self.model.park(batch)
         made = self.model.settle_batch(batch, batch.events, [], attempts=ATTEMPTS)
-        found = drive(relay._publish_here(self.line))
+        found = drive(relay._publish_here(self.line, relay._share))
         self.agree("how many", found, (len(batch.events), len(batch.held)))
         self._made(made)
 
@@ -220,7 +220,7 @@ class EventsMachine(QueueWorld):
         self.tell("begin_flight", relay.identity, relay.batch, relay._share, relay._cycles)
         broker = Broker(self.loop)
         relay.transport = broker
-        task = self.loop.create_task(relay._publish_outside(self.line, broker))
+        task = self.loop.create_task(relay._publish_outside(self.line, broker, relay._share))
         self._run(task, broker)
         self.model.park(batch)
         if not batch.events:

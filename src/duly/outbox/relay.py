@@ -115,11 +115,7 @@ class Relay(Duty):
             await fetch(connection, sql.UNPARK_STRAYS)
             await fetch(connection, sql.RELEASE_STRAYS)
         self._cycles += 1
-        if self.transport is None:
-            published, held = await self._publish_here(connection)
-            failed = 0
-        else:
-            published, failed, held = await self._publish_outside(connection, self.transport)
+        published, failed, held = await self._publish(connection)
         if published:
             self.db.poke("jobs")
         worked = published + failed + held
@@ -128,11 +124,28 @@ class Relay(Duty):
             wait = None
         return Cycle(worked, wait_seconds=wait, facts={"published": published, "failed": failed, "held": held})
 
+    async def _publish(self, connection: Any) -> tuple[int, int, int]:
+        """How many were published, failed, and were held back: in our share of the lanes, or else in all of them.
+
+        The share moves on by a lane a cycle. What is beyond it would wait for as many polls, for whoever else is alive
+        may look elsewhere as well, and whoever was counted may have died.
+        """
+        found = await self._publish_in(connection, self._share)
+        if self._share < LANES and not any(found):
+            found = await self._publish_in(connection, LANES)
+        return found
+
+    async def _publish_in(self, connection: Any, share: int) -> tuple[int, int, int]:
+        if self.transport is not None:
+            return await self._publish_outside(connection, self.transport, share)
+        published, held = await self._publish_here(connection, share)
+        return published, 0, held
+
     # -- PostgreSQL is the transport ----------------------------------------------------------------------------
 
-    async def _publish_here(self, connection: Any) -> tuple[int, int]:
+    async def _publish_here(self, connection: Any, share: int) -> tuple[int, int]:
         async with atomic(connection):
-            lanes = await self._lock_lanes(connection)
+            lanes = await self._lock_lanes(connection, share)
             pending, held = await self._fetch(connection, lanes)
             failpoint("relay.fetched")
             await self._settle(connection, pending, held, [])
@@ -143,11 +156,11 @@ class Relay(Duty):
 
     # -- a broker is the transport ------------------------------------------------------------------------------
 
-    async def _publish_outside(self, connection: Any, transport: Transport) -> tuple[int, int, int]:
+    async def _publish_outside(self, connection: Any, transport: Transport, share: int) -> tuple[int, int, int]:
         lease: Lease | None = None
         try:
             async with atomic(connection):
-                lanes = await self._lock_lanes(connection)
+                lanes = await self._lock_lanes(connection, share)
                 pending, held = await self._fetch(connection, lanes)
                 await self._settle(connection, [], held, [])  # now: whoever discards their head finds them parked
                 if not pending:
@@ -233,8 +246,8 @@ class Relay(Duty):
 
     # -- both ---------------------------------------------------------------------------------------------------
 
-    async def _lock_lanes(self, connection: Any) -> list[int]:
-        rows = await fetch(connection, sql.LOCK_LANES, turn=self._cycles, share=self._share, relay=self.identity)
+    async def _lock_lanes(self, connection: Any, share: int) -> list[int]:
+        rows = await fetch(connection, sql.LOCK_LANES, turn=self._cycles, share=share, relay=self.identity)
         return [row[0] for row in rows]
 
     async def _fetch(self, connection: Any, lanes: Sequence[int]) -> tuple[list[Pending], list[int]]:

@@ -21,10 +21,15 @@ from duly.messages import NewEvent
 from duly.settings import Settings
 from duly.testing import BusinessClock
 from duly.wakeup import Wakeup
+from tests.engine.outbox.broker import Broker, BrokerTransport
 from tests.support import rows, value
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
 STATUSES = "SELECT status, count(*)::int FROM duly.event_log GROUP BY status ORDER BY status"
+EIGHT_RELAYS = """
+INSERT INTO duly.processes (id, kind, version, started_at, seen_at)
+SELECT 'relay ' || n, 'relay', '1', clock_timestamp(), clock_timestamp() FROM generate_series(1, 8) AS n
+"""
 JOBS = "SELECT name, entity_id FROM duly.jobs ORDER BY name, entity_id"
 
 
@@ -299,11 +304,7 @@ async def test_a_relay_whose_connections_are_cut_goes_on_by_itself(db: Database,
 
 async def test_relays_share_the_lanes_and_none_is_left_out(db: Database, dsn: str) -> None:
     """E1.5: a relay takes its share of the lanes in turns, so that every aggregate gets its turn whoever is alive."""
-    rows(
-        dsn,
-        "INSERT INTO duly.processes (id, kind, version, started_at, seen_at)"
-        " SELECT 'relay ' || n, 'relay', '1', clock_timestamp(), clock_timestamp() FROM generate_series(1, 8) AS n",
-    )
+    rows(dsn, EIGHT_RELAYS)
     await emit_events(db, *(order_changed(f"o{n}") for n in range(640)))
     lanes = value(dsn, "SELECT count(DISTINCT lane) FROM duly.outbox")
     assert lanes == 64
@@ -314,6 +315,19 @@ async def test_relays_share_the_lanes_and_none_is_left_out(db: Database, dsn: st
         await relay.cycle()
     await relay.close()
     assert rows(dsn, "SELECT count(*) FROM duly.outbox") == [(0,)]
+
+
+@pytest.mark.parametrize("outside", [True, False])
+async def test_what_waits_in_the_lanes_of_relays_that_died_waits_for_no_turn(
+    db: Database, dsn: str, broker: Broker, outside: bool
+) -> None:
+    """E1.3: whoever finds nothing in its own share looks at all lanes before it waits for the next poll."""
+    rows(dsn, EIGHT_RELAYS)
+    relay = Relay(db, transport=BrokerTransport(broker.port) if outside else None)
+    for n in range(64):
+        await emit_events(db, order_changed(f"o{n}"))
+        assert (await relay.cycle()).facts["published"] == 1
+    await relay.close()
 
 
 @pytest.mark.parametrize("relays", [4])

@@ -60,9 +60,10 @@ class RabbitTransport:
         answers = {index: outcome for index, outcome in enumerate(outcomes) if not isinstance(outcome, BaseException)}
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if refusal := next((failure for failure in failures if isinstance(failure, ChannelClosed)), None):
-            self._channel = None
             if len(events) == 1:
+                self._channel = None
                 return [self._refused(refusal)]
+            await self.close()  # whatever was still written to the closed channel makes RabbitMQ hang up
             for index, event in enumerate(events):
                 if index not in answers:
                     answers[index] = await self._publish_alone(event, ends_at)
