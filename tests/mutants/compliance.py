@@ -665,7 +665,7 @@ F13: list[Mutant] = [
         file="src/duly/webhooks/admit.py",
         old="    events = [event for event in events if not is_internal(event.type)]\n",
         new="    events = list(events)\n",
-        tests=(f"{NOTICES}::test_a_review_and_a_rejection_tip_nobody_off",),
+        tests=("tests/engine/webhooks/test_internal.py::test_no_pattern_fits_an_internal_event",),
     ),
     Mutant(
         id="F13",
