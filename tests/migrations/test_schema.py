@@ -293,9 +293,10 @@ def test_a_migration_that_stands_still_gives_up_its_locks(dsn: str, monkeypatch:
 
 def test_a_downgrade_behind_a_lock_gives_up_within_seconds_and_drops_nothing(dsn: str) -> None:
     """FAULTS: each step is one transaction."""
+    downgrade(dsn, "0009")
     before = rows(dsn, OBJECTS)
     with psycopg.connect(dsn) as writer:
-        writer.execute("SELECT 1 FROM duly.audit")  # what the newest step takes an index from
+        writer.execute("SELECT 1 FROM duly.audit")  # what the next step takes an index from
         with pytest.raises(OperationalError) as raised:
             downgrade(dsn)
         assert isinstance(raised.value.orig, psycopg.errors.LockNotAvailable)

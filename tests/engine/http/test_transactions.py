@@ -393,7 +393,7 @@ def spoken(wire: Wire) -> list[str]:
     """The statements of one request, each by the words it is known by."""
     words = ("BEGIN", "COMMIT", "ROLLBACK", "INTO duly.idempotency_keys", "FROM duly.idempotency_keys",
              "UPDATE duly.idempotency_keys", "INTO orders", "FROM orders", "emit_many", "schedule_many",
-             "pg_current_xact_id_if_assigned")  # fmt: skip
+             "commit_mark")  # fmt: skip
     sent = [
         next((word for word in words if word in text), text) for text, count in wire.sent.items() for _ in range(count)
     ]
@@ -415,7 +415,7 @@ async def test_the_statements_of_a_request_are_counted(dsn: str, monkeypatch: py
         await shop.post("/orders/odd", headers={"Idempotency-Key": "k"})
         assert spoken(wire) == sorted(["BEGIN", "ROLLBACK", "INTO duly.idempotency_keys", "FROM duly.idempotency_keys"])
         await shop.post("/orders/odd")
-        assert spoken(wire) == sorted([*EFFECT, "BEGIN", "COMMIT", "pg_current_xact_id_if_assigned"])
+        assert spoken(wire) == sorted([*EFFECT, "BEGIN", "COMMIT", "commit_mark"])
         assert (await shop.get("/orders/1")).status_code == 200
         assert spoken(wire) == ["BEGIN", "COMMIT", "FROM orders"]
         await shop.post("/orders", json={"quantity": "many"}, headers={"Idempotency-Key": "k2"})
