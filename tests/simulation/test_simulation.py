@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
+import structlog
 
 from tests.simulation.__main__ import ON_POSTGRES, PURE, machine, main, silence
 from tests.simulation.machine import Disagreement, Machine, Pick, hunt, replay
@@ -20,6 +22,14 @@ STEPS = {
     "ticks": 800,
 }
 MOST_SECONDS = 6.0
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """Whoever reads logs afterwards, in the same process, is to find them."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 def agrees(name: str, dsn: str = "") -> None:
