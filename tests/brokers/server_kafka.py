@@ -15,7 +15,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tests.brokers.servers import Absent, Foreign, Kind, ProcessServer, Raw, Server, free_port, listens
+from tests.brokers.servers import Absent, Foreign, Kind, ProcessServer, Raw, Server, free_port, listens, wait_until
 
 POM = Path(__file__).parent / "kafka" / "pom.xml"
 JARS = Path(sys.prefix) / "kafka"
@@ -145,6 +145,10 @@ class KafkaServer(ProcessServer):
         except BaseException:
             self.kill()
             raise
+
+    def wait_until_serving(self) -> None:
+        """Until its controller, which is itself, takes it for alive: a client that asks before that waits a minute."""
+        wait_until(self.answers, self.start_seconds, "kafka does not serve")
 
     def answers(self) -> bool:
         """A listener is not enough: it must know itself as a broker."""

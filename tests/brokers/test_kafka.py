@@ -505,3 +505,4 @@ async def test_closing_takes_seconds_while_the_broker_is_away(server: KafkaServe
             await transport.close()
     finally:
         server.resume()
+    await asyncio.to_thread(server.wait_until_serving)  # who was silent for so long is let in anew
