@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -114,24 +115,17 @@ def _watch(postgres: EmbeddedPostgres, settings: Settings, over: threading.Event
     wait = WATCH_SECONDS
     while not over.wait(wait):
         wait = WATCH_SECONDS
-        if _is_alive(postgres):
+        if postgres.is_alive():
             continue
         log.warning("embedded_postgres_gone", directory=str(postgres.directory))
         try:
             with _gate(settings):
                 if not over.is_set():
                     _start(postgres, settings.data)
-        except (Refused, OSError, psycopg.Error) as error:  # a full disk, for example: it may have room later
+        # A full disk, for example: it may have room later.
+        except (Refused, OSError, psycopg.Error, subprocess.SubprocessError) as error:
             log.error("embedded_postgres_not_started", error=str(error))
             wait = MOST_WATCH_SECONDS
-
-
-def _is_alive(postgres: EmbeddedPostgres) -> bool:
-    """Whether the server's process is there; cheaper than asking the server."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        os.kill(int(_postmaster(postgres).splitlines()[0]), 0)
-        return True
-    return False
 
 
 def _answers(postgres: EmbeddedPostgres) -> bool:
